@@ -18,7 +18,7 @@ from rich.console import Console
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger.programs import describe_missing
-from gpuledger_cli.bill_table import bill_table
+from gpuledger_cli.bill_table import Sort, bill_table
 from gpuledger_cli.long_work import printing_progress
 from gpuledger_cli.option_help import epilogue, range_option, time_option
 from gpuledger_cli.store_arguments import (
@@ -235,6 +235,21 @@ def bill(
     *,
     format: Annotated[Format, Parameter(help="Format of the bill.")] = "table",  # noqa: A002  # the option's name
     output: Output = None,
+    sort: Annotated[
+        Sort | None,
+        Parameter(
+            help="With --format table: the column by which line items are sorted, highest first;"
+            " by default the cost."
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        Parameter(
+            help="With --format table: number of line items to show; the row `others` is the sum of"
+            " the rest.",
+            validator=Number(gte=1),
+        ),
+    ] = None,
     focus_allocations: Annotated[
         bool,
         Parameter(help="With --format focus: the allocation columns of FOCUS 1.3.", negative=()),
@@ -255,8 +270,13 @@ def bill(
     # Checked before anything is read, because a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--format parquet: missing --output; give the file to write")
-    if focus_allocations and format != "focus":
-        raise UserError(f"--focus-allocations: invalid with --format {format}; add --format focus")
+    for option, given, only in (
+        ("focus-allocations", focus_allocations, "focus"),
+        ("sort", sort, "table"),
+        ("top", top, "table"),
+    ):
+        if given and format != only:
+            raise UserError(f"--{option}: invalid with --format {format}; add --format {only}")
     require_writable(output)
     as_html = _html_writer() if format == "html" else None
     closed = bill_of.closed()
@@ -272,7 +292,7 @@ def bill(
         focus = focus_rows(made, allocations=focus_allocations, closed=closed if stands else ())
         _write(as_csv(columns, focus), output)
     elif format == "table":
-        _print_table(made, output)
+        _print_table(made, output, sort or "cost", top)
     else:
         text = as_json(made) if format == "json" else as_csv([*file_columns(made)], file_rows(made))
         _write(text, output)
@@ -437,10 +457,10 @@ def _write(text: str, output: Path | None) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def _print_table(made: Bill, output: Path | None) -> None:
+def _print_table(made: Bill, output: Path | None, sort: Sort, top: int | None) -> None:
     is_terminal = output is None and sys.stdout.isatty()
     width = Console().width if is_terminal else _WIDTH_IN_FILES
-    table, width = bill_table(made, width=width)
+    table, width = bill_table(made, width=width, sort=sort, top=top)
     if output is not None:
         with written(output) as file, file.open("w", encoding="utf-8") as text:
             Console(file=text, width=width).print(table)

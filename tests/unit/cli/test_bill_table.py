@@ -1,12 +1,14 @@
 """A bill on a terminal of any width: no number and no line id is ever cut."""
 
 import io
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
-from gpuledger_cli.bill_table import bill_table
+from gpuledger_cli.bill_table import Sort, bill_table
 from gpuledger_reports.pricing.billing import Bill
 from tests.unit.reports.stores import HOUR_NS, allocated, inventory_row, pod_row, used, write_store
 from tests.unit.reports.test_bill import bill_of
@@ -30,7 +32,11 @@ def bill(tmp_path: Path) -> Bill:
 
 
 def printed(bill: Bill, width: int) -> str:
-    table, wanted = bill_table(bill, width=width)
+    return shown(bill_table(bill, width=width))
+
+
+def shown(made: tuple[Table, int]) -> str:
+    table, wanted = made
     out = io.StringIO()
     Console(file=out, width=wanted).print(table)
     return out.getvalue()
@@ -85,3 +91,53 @@ def test_the_caption_compares_the_sum_of_the_line_items_with_the_cost_of_the_gpu
     bill: Bill,
 ) -> None:
     assert "Sum of line items 26,600.00 = cost of GPUs 26,600.00" in printed(bill, 300)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Bill:
+    """Return a bill of two pods and idle time: `b` used more of less time than `a`."""
+    store = write_store(
+        tmp_path,
+        usage_hourly=[
+            *(allocated(hour, "a") for hour in (0, 1, 2)),
+            used(0, "a", HOUR_NS // 60),
+            allocated(3, "b"),
+            used(3, "b", HOUR_NS // 2),
+            *(allocated(hour, None) for hour in (4, 5)),
+        ],
+        inventory=[inventory_row()],
+    )
+    return bill_of(store, POLICY, by=["pod", "model"], hours=6)
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("cost", ["a", "__idle__", "b"]),
+        ("billed", ["a", "__idle__", "b"]),
+        ("allocated", ["a", "b", "__idle__"]),
+        ("used", ["b", "a", "__idle__"]),
+        ("efficiency", ["b", "a", "__idle__"]),
+        ("unused", ["a", "b", "__idle__"]),
+    ],
+)
+@pytest.mark.parametrize("top", [None, 1, 2, 3, 9])
+def test_a_table_shows_the_highest_lines_the_sum_of_the_others_and_the_total(
+    three: Bill, sort: Sort, order: list[str], top: int | None
+) -> None:
+    text = shown(bill_table(three, width=300, sort=sort, top=top))
+    rows = [[cell.strip() for cell in row.split("│")[1:-1]] for row in text.splitlines()]
+    rows = [row for row in rows if row]
+    named = [row[0] for row in rows]
+    assert named == [*order[:top], *(["others"] if len(order[:top]) < 3 else []), "total"]
+    for at, total in ((3, "4.0"), (4, "0.52"), (6, "6.0"), (7, "79,800.00")):
+        assert rows[-1][at] == total
+        amounts = [Decimal(row[at].replace(",", "")) for row in rows]
+        assert abs(sum(amounts[:-1]) - amounts[-1]) <= Decimal("0.01")
+    assert rows[-1][2] == "2.0 GPU-h"
+    assert rows[-1][-1] == ""
+
+
+def test_a_bill_without_lines_has_no_total(tmp_path: Path) -> None:
+    store = write_store(tmp_path, usage_hourly=[allocated(30, "a")])
+    assert "total" not in printed(bill_of(store, POLICY, hours=2), 300)
