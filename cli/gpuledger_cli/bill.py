@@ -171,7 +171,9 @@ class BillOf:
         if missing:
             raise UserError("; ".join(missing))
 
-    def make(self, *, with_days: bool = False) -> tuple[Bill, BillMaker]:
+    def make(
+        self, *, with_days: bool = False, with_budgets: bool = False
+    ) -> tuple[Bill, BillMaker]:
         """Return the bill and its maker; raises UserError for invalid input."""
         read = read_policy(self.prices)
         with _naming_options():
@@ -180,7 +182,10 @@ class BillOf:
         # Days in the future also count as progress, although they take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
-            return maker.make(window, advance=advance, with_days=with_days), maker
+            made = maker.make(
+                window, advance=advance, with_days=with_days, with_budgets=with_budgets
+            )
+            return made, maker
 
     def arguments(self, made: Bill) -> list[str]:
         """Return the arguments that make the same bill; values of storage options become `...`."""
@@ -281,7 +286,12 @@ def bill(
     as_html = _html_writer() if format == "html" else None
     closed = bill_of.closed()
     stands = bool(closed) and not recompute
-    made = bill_of.standing(closed) if stands else bill_of.make(with_days=bool(as_html))[0]
+    if stands:
+        made = bill_of.standing(closed)
+    else:
+        made, _ = bill_of.make(
+            with_days=bool(as_html), with_budgets=format in ("table", "json", "html")
+        )
     if as_html:
         _write(as_html(made, closed=closed, arguments=bill_of.arguments(made)), output)
     elif format == "parquet" and output is not None:

@@ -175,7 +175,7 @@ def _closed(window: Window, by: tuple[str, ...], settings: AnswerSettings) -> li
 
 def _bill(question: BillQuestion, settings: AnswerSettings) -> tuple[Bill, BillMaker]:
     maker, window, _ = _maker(question, settings)
-    return maker.make(window), maker
+    return maker.make(window, with_budgets=False), maker
 
 
 def _maker(

@@ -197,10 +197,12 @@ class BillMaker:
         *,
         advance: Callable[[int], None] = lambda _: None,
         with_days: bool = False,
+        with_budgets: bool = True,
     ) -> Bill:
         """Return the bill of a window; `advance` is called with 1 after each day.
 
-        With `with_days`, the bill also contains the cost of each day. Raises UnbalancedBillError if
+        With `with_days`, the bill also contains the cost of each day. With `with_budgets`, the days
+        of budgets outside the window are read too. Raises UnbalancedBillError if
         the lines do not sum to the asset cost.
         """
         daily = DailyCosts()
@@ -209,7 +211,7 @@ class BillMaker:
         return replace(
             self._bill(window, used, tally),
             days=daily.days,
-            budgets=self._budgets(window, used, tally),
+            budgets=self._budgets(window, used, tally) if with_budgets else [],
         )
 
     def make_each(self, windows: Sequence[Window]) -> Iterator[Bill]:

@@ -393,6 +393,38 @@ def test_an_unknown_line_is_rejected_with_the_way_to_list_lines(
     assert "--format json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "reads_them"),
+    [
+        (["--format", "table"], True),
+        (["--format", "json"], True),
+        (["--format", "html"], True),
+        (["--format", "csv"], False),
+        (["--format", "focus"], False),
+        (["--format", "parquet", "--output", "FILE"], False),
+        (["close"], False),
+        (["explain", "LINE"], False),
+    ],
+)
+def test_days_of_budgets_outside_the_period_are_read_only_to_show_budgets(
+    store: str, prices: str, tmp_path: Path, command: list[str], *, reads_them: bool
+) -> None:
+    """Here they cannot be read."""
+    (line, *_) = bill_of(store, hours=3, by=["namespace"]).lines
+    folder = Path(store) / "usage_hourly"
+    kept = {*folder.rglob("*.parquet")}
+    write_store(Path(store), usage_hourly=[allocated(-24, "a")])
+    for file in {*folder.rglob("*.parquet")} - kept:
+        file.unlink()
+    budget = "budgets: [{name: x, amount: 1, from: 2026-09-30, to: 2026-10-02}]\n"
+    Path(prices).write_text(PRICES + budget)
+    times = ["--from", "2026-10-01T00:00:00Z", "--to", "2026-10-01T03:00:00Z"]
+    given = {"LINE": line.id, "FILE": str(tmp_path / "bill.parquet")}
+    arguments = [given.get(word, word) for word in command]
+    code = main(["bill", *arguments, "--store", store, *times, "--prices", prices])
+    assert code == (2 if reads_them else 0)
+
+
 def test_a_label_without_values_is_reported(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bill", "--store", store, "--by", "pod,label:teem"]) == 0
     message = capsys.readouterr().err
