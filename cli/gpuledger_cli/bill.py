@@ -45,7 +45,7 @@ from gpuledger_reports.presenting.output import (
     usage_text,
     write_parquet,
 )
-from gpuledger_reports.pricing.billing import Bill, BillMaker
+from gpuledger_reports.pricing.billing import Approval, Bill, BillMaker
 from gpuledger_reports.pricing.closing import (
     ClosedLine,
     change_since_close,
@@ -368,6 +368,10 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
                 "gpuledger bill close --store gpuledger-store --period 2026-10 \\\n"
                 "    --prices prices.yaml --by team,model"
             ),
+            "A correction with its reason": (
+                "gpuledger bill close --store gpuledger-store --period 2026-10 \\\n"
+                '    --prices prices.yaml --note "late usage" --approved-by "Ada, ticket 17"'
+            ),
         },
         codes={
             0: "closed, or unchanged since it was closed",
@@ -375,13 +379,26 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
         },
     )
 )
-def close(bill_of: BillOf) -> int:
+def close(
+    bill_of: BillOf,
+    *,
+    note: Annotated[
+        str | None,
+        Parameter(help="Note on the revision, such as the reason for a correction."),
+    ] = None,
+    approved_by: Annotated[
+        str | None, Parameter(help="Person or document that approved the revision.")
+    ] = None,
+) -> int:
     """Close a period: store its line items permanently, or later changes as corrections.
 
     --prices and --period (or --from and --to) are required.
     """
     # Closed bills are permanent, so this command has no defaults for period and prices.
     bill_of.check_is_named()
+    for option, text in (("note", note), ("approved-by", approved_by)):
+        if text is not None and not text.isprintable():
+            raise UserError(f"--{option}: invalid character in {text!r}; give one line of text")
     made, _ = bill_of.make()
     begin, end = map(time_text, made.window)
     what = f"{begin} to {end} by {','.join(made.by)}"
@@ -389,17 +406,28 @@ def close(bill_of: BillOf) -> int:
         for reason in reasons:
             sys.stderr.write(f"gpuledger: {what}: not closed: {reason}\n")
         return WRONG
-    rows = close_bill(made, bill_of.store, storage_options_of(bill_of.storage_option))
+    rows = close_bill(
+        made,
+        bill_of.store,
+        storage_options_of(bill_of.storage_option),
+        approval=Approval(note or None, approved_by or None),
+    )
     stands = f"{money_text(made.line_cost, made.currency)} {made.currency}"
     revision = rows[0]["revision"] if rows else None
     # Differences from the stored lines, with more digits than the currency has.
-    difference = money_text(Fraction(sum(row["cost"] for row in rows)), made.currency)
+    net, gross = (
+        f"{money_text(Fraction(sum(costs)), made.currency)} {made.currency}"
+        for costs in ([row["cost"] for row in rows], [abs(row["cost"]) for row in rows])
+    )
     if revision is None:
         message = f"nothing has changed since it was closed: {stands}"
+        if note or approved_by:
+            message += "; without a new revision, --note and --approved-by are not stored"
     elif revision == 1:
         message = f"closed as revision 1: {len(rows)} lines, {stands}"
     else:
-        added = f"{len(rows)} correction lines, {difference} {made.currency}"
+        # The net change hides costs that move from one line to another.
+        added = f"{len(rows)} correction lines, net {net}, gross {gross}"
         message = f"closed as revision {revision}: {added}; new total {stands}"
     sys.stdout.write(f"{what}: {message}\n")
     return MADE

@@ -52,6 +52,7 @@ BILL_LINES: Final = TableSchema(
         *_columns(_TEXT, "data_coverage_ratio", "measured_ratio", nullable=True),
         *_columns(_TIME, "valid_through", "closed_time"),
         *_columns(_SECONDS, "used_by_others_gpu_seconds", nullable=True),
+        *_columns(_TEXT, "note", "approved_by", nullable=True),
     ),
     statistics_columns=4,
 )

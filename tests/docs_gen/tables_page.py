@@ -150,6 +150,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "bill_lines.measured_ratio": "Measured part of the usage as a fraction.",
     "bill_lines.valid_through": "Time through which usage was complete.",
     "bill_lines.closed_time": "When the revision was closed.",
+    "bill_lines.note": "Note on the revision of the row.",
+    "bill_lines.approved_by": "Person or document that approved the revision.",
     "valid_to": "Time at which the next version replaces this one; null for the last version.",
 }
 """Meanings by column, or by table and column if they differ."""

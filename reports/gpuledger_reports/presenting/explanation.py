@@ -97,6 +97,9 @@ def revision_texts(revisions: Sequence[ClosedLine], *, policy: str) -> Iterator[
             f" {each.currency}, usage until {time_text(each.valid_through_us)}, prices"
             f" {each.policy_name} {each.policy_sha256[:12]}, tables {each.table_versions}"
         )
+        for what, text in (("approved by", each.approved_by), ("note", each.note)):
+            if text:
+                yield f"  {what}: {text}"
     if revisions and revisions[-1].policy_sha256 != policy:
         yield "the bill was closed with other prices than the calculation below"
 

@@ -97,6 +97,14 @@ def as_json(bill: Bill) -> str:
         else time_text(bill.removed_until_us),
         "state": state_of(bill),
         "revision": bill.revision,
+        "revisions": [
+            {
+                "revision": each.number,
+                "closed_time": time_text(each.closed_time_us),
+                **each.approval._asdict(),
+            }
+            for each in bill.revisions
+        ],
         "by": bill.by,
         "lines": [
             {name: f"{value:f}" if name in COSTS else value for name, value in row.items()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuledger.errors import ArgumentError
 from gpuledger.texts import find_near
@@ -109,6 +109,21 @@ class BudgetState:
         return self.spent / self.elapsed if self.elapsed else None
 
 
+class Approval(NamedTuple):
+    """The remarks with which a person closes a revision."""
+
+    note: str | None = None
+    approved_by: str | None = None
+
+
+class Revision(NamedTuple):
+    """A revision of a closed bill."""
+
+    number: int
+    closed_time_us: int
+    approval: Approval
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bill:
     """A bill and its metadata."""
@@ -150,6 +165,8 @@ class Bill:
     """The time before which retention removed usage of the window; `None` if it removed none."""
     revision: int | None = None
     """The last revision of a closed bill; `None` if the bill was calculated now."""
+    revisions: list[Revision] = field(default_factory=list)
+    """All revisions of a closed bill."""
     days: list[DayCost] = field(default_factory=list)
     """The cost of each day, if requested."""
     usage: Window | None = None

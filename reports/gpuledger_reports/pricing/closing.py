@@ -20,7 +20,7 @@ from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, relation
-from gpuledger_reports.pricing.billing import Bill, BillLine
+from gpuledger_reports.pricing.billing import Approval, Bill, BillLine, Revision
 from gpuledger_reports.pricing.line_parts import encode_parts, parts_of
 from gpuledger_reports.pricing.lookup import CellKey
 from gpuledger_reports.pricing.money import fraction_of, minor_digits, rounded, text_of
@@ -38,8 +38,12 @@ _STORED: Final = {"memory_gibibyte_hours": "memory_byte_seconds"}
 _NUMBERS: Final = tuple(_STORED.get(name, name) for name in NUMBERS)
 AMOUNTS: Final = (*_NUMBERS, *COSTS)
 CORRECTION: Final = "correction"
-# Older tables lack this column.
-_NO_ROWS: Final = "SELECT NULL::DECIMAL(28, 3) AS used_by_others_gpu_seconds WHERE false"
+_NO_REMARKS: Final = Approval()
+# Older tables lack these columns.
+_NO_ROWS: Final = (
+    "SELECT NULL::DECIMAL(28, 3) AS used_by_others_gpu_seconds, NULL::VARCHAR AS note,"
+    " NULL::VARCHAR AS approved_by WHERE false"
+)
 _NS_PER_SECOND: Final = 10**9
 _MILLISECONDS: Final = 1000
 _MILLISECOND_UNITS: Final = UNITS * 10**6
@@ -77,6 +81,13 @@ class ClosedLine:
     measured_ratio: str | None
     valid_through_us: int
     closed_time_us: int
+    note: str | None
+    approved_by: str | None
+
+    @property
+    def approval(self) -> Approval:
+        """The remarks on the line's revision."""
+        return Approval(self.note, self.approved_by)
 
     @property
     def key(self) -> CellKey:
@@ -153,7 +164,11 @@ def closed_lines(
 
 
 def close(
-    bill: Bill, store_uri: str, storage_options: dict[str, str] | None = None
+    bill: Bill,
+    store_uri: str,
+    storage_options: dict[str, str] | None = None,
+    *,
+    approval: Approval = _NO_REMARKS,
 ) -> list[dict[str, Any]]:
     """Append a revision with the differences from earlier revisions, and return its rows.
 
@@ -167,7 +182,7 @@ def close(
             f" {bill.currency}; keep `currency: {earlier[-1].currency}`, so that corrections sum"
             f" with the bill, and add a rate for {bill.currency} to `exchange_rates`"
         )
-    rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000)
+    rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000, approval=approval)
     # Earlier lines never change. Together with the new rows, they must sum to the bill.
     stands = sum((row["cost"] for row in rows), sum((line.cost for line in earlier), Decimal(0)))
     if stands != bill.line_cost:
@@ -219,7 +234,11 @@ def change_since_close(bill: Bill, closed: Sequence[ClosedLine]) -> ChangeSinceC
 
 
 def revision_rows(
-    bill: Bill, earlier: Iterable[ClosedLine], *, closed_time_us: int
+    bill: Bill,
+    earlier: Iterable[ClosedLine],
+    *,
+    closed_time_us: int,
+    approval: Approval = _NO_REMARKS,
 ) -> list[dict[str, Any]]:
     """Return the rows of the next revision. Pure.
 
@@ -261,6 +280,7 @@ def revision_rows(
                 # A correction may have several causes, so it has no price or quantity.
                 "parts": None if last else encode_parts(parts[key]),
                 **_of_all(bill, revision=last + 1, closed_time_us=closed_time_us),
+                **approval._asdict(),
             }
         )
     return rows
@@ -330,6 +350,10 @@ def standing_bill(
         cells={},
         shown=len(by),
         revision=last.revision,
+        revisions=[
+            Revision(*each)
+            for each in dict.fromkeys((c.revision, c.closed_time_us, c.approval) for c in closed)
+        ],
     )
 
 

@@ -82,7 +82,8 @@ def test_a_late_hour_after_the_close_causes_corrections_that_sum_to_the_differen
     assert "closed as revision 1; the cost has changed by 7.00" in capsys.readouterr().err
     assert main(["bill", "close", *arguments]) == 0
     assert (
-        "revision 2: 1 correction lines, 7.00 USD; new total 175.00 USD" in capsys.readouterr().out
+        "revision 2: 1 correction lines, net 7.00 USD, gross 7.00 USD; new total 175.00 USD"
+        in capsys.readouterr().out
     )
     closed = closed_lines(store, DAY, ["pod"])
     assert sorted((each.revision, each.charge_class or "", each.cost) for each in closed) == [
@@ -184,6 +185,36 @@ def test_an_explanation_shows_every_revision_of_a_line(
     assert "revision 2: correction 7.00 USD" in explained
 
 
+def test_remarks_belong_to_the_revision_with_which_they_were_given(
+    store: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "close", *arguments, "--approved-by", "Ada"]) == 0
+    write_store(Path(store), usage_hourly=[allocated(3, "a", gpu="GPU-b")])
+    assert main(["bill", "close", *arguments, "--note", "[late] usage"]) == 0
+    capsys.readouterr()
+    assert main(["bill", "close", *arguments, "--note", "again"]) == 0
+    assert "--note and --approved-by are not stored" in capsys.readouterr().out
+    assert main(["bill", *arguments, "--format", "json"]) == 0
+    revisions = json.loads(capsys.readouterr().out)["revisions"]
+    assert [(each["revision"], each["note"], each["approved_by"]) for each in revisions] == [
+        (1, None, "Ada"),
+        (2, "[late] usage", None),
+    ]
+    (line, *_) = (each.line for each in closed_lines(store, DAY, ["pod"]) if each.charge_class)
+    assert main(["bill", "explain", line, *arguments]) == 0
+    first, approved, second, note, *_ = capsys.readouterr().out.splitlines()
+    assert (first[:11], approved) == ("revision 1:", "  approved by: Ada")
+    assert (second[:11], note) == ("revision 2:", "  note: [late] usage")
+
+
+@pytest.mark.parametrize("option", ["--note", "--approved-by"])
+def test_a_remark_is_one_line(
+    arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "close", *arguments, option, "a\nb"]) == 2
+    assert option in capsys.readouterr().err
+
+
 def test_a_line_that_was_closed_with_another_id_is_explained_by_both_ids(
     store: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,7 +303,9 @@ def test_a_move_between_lines_is_a_change_and_can_be_explained(
     capsys.readouterr()
     assert main(["bill", *arguments, "--recompute"]) == 0
     assert "changed by 0.00 in 2 lines" in capsys.readouterr().err
+    capsys.readouterr()
     assert main(["bill", "close", *arguments]) == 0
+    assert "2 correction lines, net 0.00 USD, gross 336.00 USD" in capsys.readouterr().out
     closed = closed_lines(store, DAY, ["namespace"])
     (gone,) = (each.line for each in closed if each.cost < 0)
     capsys.readouterr()

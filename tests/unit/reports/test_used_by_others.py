@@ -19,7 +19,7 @@ from gpuledger_reports.presenting.bill_html import as_html
 from gpuledger_reports.presenting.explanation import explain_line
 from gpuledger_reports.presenting.focus import focus_rows
 from gpuledger_reports.presenting.output import as_csv, file_columns, file_rows
-from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.pricing.billing import Approval, Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.closing import close, closed_lines, standing_bill
 from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
 from gpuledger_reports.pricing.rows import row_of
@@ -324,18 +324,20 @@ def test_a_closed_bill_keeps_it(tmp_path: Path) -> None:
     assert close(bill, str(tmp_path)) == []
 
 
-def test_an_older_table_of_closed_bills_gets_the_column(
+def test_an_older_table_of_closed_bills_gets_the_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_of(tmp_path, given_to("a"), by("c", 40))
     older, newer = bill_of(store, by=["node"], hours=1), bill_of(store, hours=1)
+    added = ("used_by_others_gpu_seconds", "note", "approved_by")
     with monkeypatch.context() as patch:
-        columns = tuple(each for each in BILL_LINES.columns if "others" not in each.name)
+        columns = tuple(each for each in BILL_LINES.columns if each.name not in added)
         patch.setattr(bill_table, "BILL_LINES", replace(BILL_LINES, columns=columns))
         close(older, store)
     assert used_by_others(store, older) == [0]
-    close(newer, store)
+    close(newer, store, approval=Approval("late"))
     assert used_by_others(store, newer) == [2400, 2400]
+    assert {each.note for each in closed_lines(store, newer.window, newer.by)} == {"late"}
     assert used_by_others(store, older) == [0]
 
 
