@@ -212,7 +212,7 @@ def _parse(line: str) -> Counter | str:
         )
     field = find_field(name)
     if field is None:
-        if _DCGM_NAME.fullmatch(name) is None:
+        if _DCGM_NAME.fullmatch(name) is None and not is_dcgm_name(name):
             raise ValueError(f"not the name of a DCGM field: {shown!r}")
         # A newer DCGM may have the field, and one field must not keep the agent from starting.
         return shown

@@ -81,6 +81,7 @@ def test_a_dcgm_field_that_this_agent_lacks_is_logged_counted_and_skipped(
         "DCGM_FI_DEV_GPU_TEMP, gauge, Temperature\n"
         "DCGM_FI_DEV_NVSWITCH_TEMP_CELSIUS, gauge, Switch\n"
         "DCGM_FI_DEV_SM_CLOK, gauge, Misspelled\n"
+        "dcgm_fb_used, gauge, Name of dcgm-exporter 1.x\n"
     )
     with structlog.testing.capture_logs() as logs:
         found = read_counters(file)
@@ -91,9 +92,10 @@ def test_a_dcgm_field_that_this_agent_lacks_is_logged_counted_and_skipped(
         "DCGM_FI_DEV_CPU_UTIL_TOTAL",
         "DCGM_FI_DEV_NVSWITCH_TEMP_CELSIUS",
         "DCGM_FI_DEV_SM_CLOK",
+        "dcgm_fb_used",
     ]
     assert logged["unknown"] == {"DCGM_FI_DEV_SM_CLOK": "DCGM_FI_DEV_SM_CLOCK"}
-    assert REGISTRY.get_sample_value("gpuledger_agent_counters_skipped") == 3
+    assert REGISTRY.get_sample_value("gpuledger_agent_counters_skipped") == 4
 
 
 def test_a_field_may_be_listed_only_once_under_any_of_its_names() -> None:
