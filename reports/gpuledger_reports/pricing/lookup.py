@@ -246,6 +246,11 @@ class BillLookup:
             self._found_pricing[key] = self._find_pricing(device, since_us)
         return self._found_pricing[key]
 
+    def is_named(self, party: PartyKey, since_us: int) -> bool:
+        """Return whether a party is a job, or a pod whose name is known."""
+        tenant = self._book.find(party, since_us)
+        return tenant.kind == "job" or tenant.namespace is not None
+
     def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
         """Return a device's facts, and the facts of its node at a time."""
         facts = DeviceTraits(*device)

@@ -152,6 +152,8 @@ class BillTally:
 
     def _add_by_others(self, day: DaySums) -> None:
         for use in day.by_others:
+            if not self._lookup.is_named(use.user, use.user_since_us):
+                continue  # the pod may be an allocatee, whose allocation has only its name
             keys = []
             for party, at_us in (
                 (use.user, use.user_since_us),

@@ -109,6 +109,13 @@ CASES: dict[str, tuple[Sequence[Row], dict[str, float]]] = {
         [given_to("a"), usage_row(0, category="pod", busy_ns=HOUR_NS, pod_state="pending")],
         {},
     ),
+    "a pod whose name is unknown": (
+        [
+            given_to("a"),
+            usage_row(0, category="pod", busy_ns=HOUR_NS, pod_uid="c", pod_state="pending"),
+        ],
+        {},
+    ),
     "an allocatee that the allocation only names": (
         [given_to("a", allocated_pod_uid=None, allocated_pod_state="named"), by("a", 20)],
         {},
