@@ -382,6 +382,9 @@ class BusyMethod(OpenEnum):
     MPS_SERVER = "mps_server"
     """The driver sampled only the MPS server. Its use was split into equal parts, one per
     client."""
+    SAMPLED = "sampled"
+    """The driver's answers describe only a part of the interval. The rest was estimated from that
+    part."""
 
 
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):
@@ -451,8 +454,8 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     """True for a GPU without its own memory: `memory_total_bytes` is the machine's memory, and
     memory in use is known only for processes on the GPU."""
     busy_method: BusyMethod | None = None
-    """How the processes' shares of busy time were derived, if the driver's samples did not contain
-    each process's own share; absent if they did."""
+    """How busy time was derived, if the driver's samples did not contain each process's own share,
+    or did not cover the interval (`sampled`); absent if they did."""
 
 
 class GpuDetails(BaseRecord, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ a sample per window and process. Fast polls cover the other cases:
 - **Shared GPUs, one sample per process.** Some drivers return one sample per process for the whole
   time since the last query. They do not document whether the sample is the mean, the newest window,
   or the mean of the used windows. With one query per window, all three are equal.
+- **No samples.** Some drivers return only the utilization of their latest window. The mean over
+  queries of each window is close to the mean over the interval.
 - **Energy.** The energy counter shows the energy until now, but the time that a tick covers ends
   some windows before the tick. The counter is therefore also read at the moment at which the next
   tick's covered time will end.

@@ -29,7 +29,8 @@ The sampler learns three properties of the driver from its answers, and keeps th
 
 A GPU is watched closely, by frequent fast polls, for 10 s after a process started or ended, or
 after a tick with a gap in its samples. It is also watched closely while several containers share
-it, if the driver has `one_sample_each`.
+it, if the driver has `one_sample_each`. The third case is a driver that returns utilization rates
+but no samples. Each rate describes only the latest window, so the rates of all polls are averaged.
 """
 
 from collections import Counter, deque
@@ -156,6 +157,8 @@ class _Polled(msgspec.Struct):
     uses: dict[tuple[int, int], ProcessUtilizationSample] = {}
     """Samples of processes, by pid and time stamp."""
     energy: list[EnergyReading] = []
+    rates: dict[int, int] = {}
+    """Utilization rates of answers without samples, by the monotonic clock."""
     processes: dict[int, ListedProcess] = {}
     """Processes that any fast poll since the last tick has listed, by pid."""
     left_ns: dict[int, int] = {}
@@ -227,6 +230,7 @@ class GpuSampler:
         an instance."""
         self._polled = _Polled()
         self._requested = SampleCursor()
+        self._has_rates_only = False
         self._missing_windows = 0
         self._watched_ns: int | None = None
         self._listed: frozenset[int] | None = None
@@ -260,7 +264,7 @@ class GpuSampler:
         """Return whether the GPU needs frequent fast polls now; see the module's docstring."""
         if self._watched_ns is not None and now_ns - self._watched_ns < _WATCHED_NS:
             return True
-        return self.is_shared and bool(self.one_sample_each)
+        return self._has_rates_only or (self.is_shared and bool(self.one_sample_each))
 
     # Answers.
 
@@ -333,6 +337,10 @@ class GpuSampler:
         # Includes processes that only a fast poll between the two ticks has seen.
         listed = {**was.processes, **polled.processes}
         gone = self._find_gone(was, listed, running, clock, now_ns)
+        self._has_rates_only = raw.samples is None and raw.percent is not None
+        if self._has_rates_only:
+            rate = _mean_rate(polled.rates, since_ns=was.read_ns or now_ns - interval_ns)
+            cover = replace(cover, gpu_percent=rate)
         ratio = _utilization_ratio(raw, cover, fields, validator)
         energy = self._measure_energy(
             raw,
@@ -375,7 +383,17 @@ class GpuSampler:
             # Frequent polls reveal whether the driver skips idle windows.
             self._watched_ns = now_ns
         self.reading = self._make_reading(
-            raw, cover, fields, energy, ratio, takes_turns=shares.overlaps, validator=validator
+            raw,
+            cover,
+            fields,
+            energy,
+            ratio,
+            busy_method=BusyMethod.SAMPLED
+            if self._has_rates_only
+            else BusyMethod.EQUAL_TURNS
+            if shares.overlaps
+            else None,
+            validator=validator,
         )
         return GpuTick(
             reading=self.reading,
@@ -475,6 +493,8 @@ class GpuSampler:
             polled.gpu.update((one.timestamp_us, one) for one in samples)
             given = answer.sampled or AnswerTime(at.monotonic_ns, at.monotonic_ns)
             self._follow_rates(answer.percent, given, closed_us)
+        elif answer.percent is not None:
+            polled.rates[at.monotonic_ns] = answer.percent
         return answer
 
     def _follow_rates(
@@ -719,7 +739,7 @@ class GpuSampler:
         polled.idle_after = {us for us in polled.idle_after if us >= since.gpu_us}
         # Readings from after the tick's query belong to the next tick.
         polled.energy = [one for one in polled.energy if one.at_ns > self._answered_ns]
-        polled.processes, polled.left_ns, polled.dropped = {}, {}, Counter()
+        polled.rates, polled.processes, polled.left_ns, polled.dropped = {}, {}, {}, Counter()
 
     def _make_reading(
         self,
@@ -729,7 +749,7 @@ class GpuSampler:
         energy: TickEnergy,
         utilization_ratio: float | None,
         *,
-        takes_turns: bool,
+        busy_method: BusyMethod | None,
         validator: Validator,
     ) -> GpuReading:
         instance = raw.instance
@@ -753,7 +773,7 @@ class GpuSampler:
                 validator,
             ),
             **fields.reading,
-            busy_method=BusyMethod.EQUAL_TURNS if takes_turns else None,
+            busy_method=busy_method,
             energy_millijoules=energy.millijoules,
             energy_method=energy.method,
             idle_draw_milliwatts=self.idle.lowest_milliwatts,
@@ -803,6 +823,17 @@ def _mean_ratio(
         percent = validator.keep(latest_percent, PERCENT, reading=reading)
     # Rounding may push a mean of 100 % slightly above 1.
     return None if percent is None else min(1.0, ratio_of(percent))
+
+
+def _mean_rate(rates: Mapping[int, int], *, since_ns: int) -> float | None:
+    """Return the mean of plausible rates; each counts for the time since the previous one."""
+    total = known_ns = 0
+    for at_ns in sorted(rates):
+        if PERCENT[0] <= rates[at_ns] <= PERCENT[1]:
+            total += rates[at_ns] * (at_ns - since_ns)
+            known_ns += at_ns - since_ns
+        since_ns = at_ns
+    return total / known_ns if known_ns else None
 
 
 def _utilization_ratio(

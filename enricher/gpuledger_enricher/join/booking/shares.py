@@ -78,6 +78,7 @@ _EXCLUSIVE: Final = BusyMethod.EXCLUSIVE
 _PROCESS_UTILIZATION: Final = BusyMethod.PROCESS_UTILIZATION
 _MEMORY_SHARE: Final = BusyMethod.MEMORY_SHARE
 _EQUAL_SHARE: Final = BusyMethod.EQUAL_SHARE
+_SAMPLED: Final = BusyMethod.SAMPLED
 _MEASURED: Final = MemoryMethod.MEASURED
 _SCALED: Final = MemoryMethod.SCALED
 _APPORTIONED: Final = MemoryMethod.APPORTIONED
@@ -349,11 +350,15 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
 def _busy_method(busy: Split, reading: GpuReading) -> BusyMethod:
     """Return how busy time was determined.
 
-    If it was derived from process samples, the reading's own method takes precedence.
+    If it was derived from process samples, the reading's own method takes precedence. So does
+    `sampled` if there is only one claim, because the device's busy time is then an estimate too.
     """
     method: BusyMethod = busy.method
-    if method is _PROCESS_UTILIZATION and reading.busy_method is not None:
-        return reading.busy_method
+    own = reading.busy_method
+    if own is not None and (
+        method is _PROCESS_UTILIZATION or (method is _EXCLUSIVE and own is _SAMPLED)
+    ):
+        return own
     return method
 
 
