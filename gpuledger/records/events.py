@@ -201,9 +201,10 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     busy_method: BusyMethod | None = None
     """How the entries' busy time was determined. Measured: `exclusive`, because one category had
     everything; `process_utilization`, from samples of each process; `accounting`, in late
-    adjustments. Modelled from such samples: `equal_turns`. Estimated from a part of the interval:
-    `sampled`. Apportioned: `mps_server`, by its clients; `memory_share`, by each one's memory;
-    `equal_share`, in equal parts. Absent without a reading of use."""
+    adjustments. Modelled from such samples: `equal_turns`. Estimated: `partial_samples`, from
+    samples that show only a part of the use; `sampled`, from a part of the interval. Apportioned:
+    `mps_server`, by its clients; `memory_share`, by each one's memory; `equal_share`, in equal
+    parts. Absent without a reading of use."""
     memory_method: MemoryMethod | None = None
     """How the entries' memory was determined. `measured`: per process. `scaled`: processes reported
     more than is in use. `apportioned`: all memory in use belongs to the only category on the

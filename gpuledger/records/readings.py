@@ -382,6 +382,9 @@ class BusyMethod(OpenEnum):
     MPS_SERVER = "mps_server"
     """The driver sampled only the MPS server. Its use was split into equal parts, one per
     client."""
+    PARTIAL_SAMPLES = "partial_samples"
+    """The driver's samples of all processes added up to far less than the device's busy time. They
+    were scaled up, although rounding does not explain the difference."""
     SAMPLED = "sampled"
     """The driver's answers describe only a part of the interval. The rest was estimated from that
     part."""

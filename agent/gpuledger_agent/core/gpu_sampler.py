@@ -392,6 +392,8 @@ class GpuSampler:
             if self._has_rates_only
             else BusyMethod.EQUAL_TURNS
             if shares.overlaps
+            else BusyMethod.PARTIAL_SAMPLES
+            if shares.falls_short
             else None,
             validator=validator,
         )

@@ -304,6 +304,7 @@ def _method(busy_method: str | None) -> str:
             | BusyMethod.EQUAL_SHARE
             | BusyMethod.EQUAL_TURNS
             | BusyMethod.MPS_SERVER
+            | BusyMethod.PARTIAL_SAMPLES
             | BusyMethod.SAMPLED
         ):
             return f"estimated ({busy_method.replace('_', ' ')})"

@@ -98,9 +98,6 @@ def test_rates_without_samples_are_averaged_and_not_reported_as_measured(
     assert errors.largest.busy_ns <= SAMPLED_BOUND
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="samples far below the device's are scaled up as if by rounding"
-)
 def test_process_samples_far_below_the_device_are_not_reported_as_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,7 +110,11 @@ def test_process_samples_far_below_the_device_are_not_reported_as_measured(
 
     monkeypatch.setattr(SamplingWindows, "_counted_ns", filled)
     use = use_of(process(0.45, 0.005), process(0.45, 0.005))
-    hold_to_claim(play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1)), 1.0)
+    played = play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1))
+    assert methods_of(played) == {"partial_samples"}
+    monkeypatch.undo()
+    played = play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1))
+    assert methods_of(played) == {"process_utilization"}
 
 
 @pytest.mark.xfail(

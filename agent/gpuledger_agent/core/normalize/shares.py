@@ -94,6 +94,9 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     overlaps: bool = False
     """Whether the processes' samples added up to more than the GPU's use, so that `take_turns`
     corrected them."""
+    falls_short: bool = False
+    """Whether the processes' samples add up to less than the GPU's use, by more than rounding and
+    ended processes explain."""
 
 
 def merge_processes(
@@ -198,7 +201,18 @@ def apportion(
         window_us=window_us,
         dropped=dropped,
         overlaps=bool(percents),
+        falls_short=gpu_ratio is not None and _falls_short(usages, gpu_ratio),
     )
+
+
+def _falls_short(usages: Sequence[ProcessUsage], gpu_ratio: float) -> bool:
+    """Return whether the processes' shares lack more of the GPU's use than rounding explains."""
+    lacking = gpu_ratio - ratio_of(_ROUNDING_PERCENT * (len(usages) + 1))
+    for usage in usages:
+        if usage.ended or usage.sm_ratio is None:
+            return False
+        lacking -= usage.sm_ratio
+    return lacking > 0
 
 
 def _share(

@@ -254,6 +254,18 @@ def test_a_process_that_ended_before_it_could_be_read_is_unattributed() -> None:
     }
 
 
+@pytest.mark.parametrize("claims", [[], [claim(POD, 0)], [claim(POD, 0, ratio=0.1), claim(HOST)]])
+def test_a_sampled_device_is_never_booked_as_measured(claims: list[Claim]) -> None:
+    sampled = reading(busy_method=BusyMethod.SAMPLED)
+    assert book_gpu(sampled, claims).busy_method is BusyMethod.SAMPLED
+
+
+@pytest.mark.parametrize("claims", [[], [claim(POD, 0, ratio=0.1)]])
+def test_missing_process_samples_do_not_matter_to_a_single_container(claims: list[Claim]) -> None:
+    partial = reading(busy_method=BusyMethod.PARTIAL_SAMPLES)
+    assert book_gpu(partial, claims).busy_method is BusyMethod.EXCLUSIVE
+
+
 @pytest.mark.parametrize(
     ("field", "missing"),
     [
