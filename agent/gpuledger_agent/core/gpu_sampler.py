@@ -138,6 +138,9 @@ class LastTick(msgspec.Struct, frozen=True, kw_only=True):
     """Ticks since the driver last returned a process list; `None` before the first list."""
     gone: Mapping[int, GoneProcess] = {}
     """Ended processes that may have run after the end of the time covered so far, by pid."""
+    returned: Mapping[int, float] = {}
+    """Processes that left and came back, by pid, each with the latest time at which it left if that
+    may be after the time covered so far."""
     newest_us: int = 0
     """The newest time stamp of the GPU's samples."""
     was_set_back: bool = False
@@ -164,6 +167,8 @@ class _Polled(msgspec.Struct):
     left_ns: dict[int, int] = {}
     """Processes that left since the last tick, by pid, each with the time of the first list that
     does not contain it."""
+    returned_ns: dict[int, int] = {}
+    """Processes that left and came back since the last tick, in the same way."""
     cursor: SampleCursor | None = None
     """Position from which the next fast poll queries samples; `None` means that it uses the last
     tick's position."""
@@ -337,6 +342,7 @@ class GpuSampler:
         # Includes processes that only a fast poll between the two ticks has seen.
         listed = {**was.processes, **polled.processes}
         gone = self._find_gone(was, listed, running, clock, now_ns)
+        returned = self._find_returned(was, running, clock, now_ns)
         self._has_rates_only = raw.samples is None and raw.percent is not None
         if self._has_rates_only:
             rate = _mean_rate(polled.rates, since_ns=was.read_ns or now_ns - interval_ns)
@@ -356,6 +362,7 @@ class GpuSampler:
             None if raw.process_samples is None else tuple(polled.uses.values()),
             running=running,
             before={pid: one.process for pid, one in was.gone.items()} | listed,
+            returned=returned,
             cover=cover,
             interval_us=interval_ns / NS_PER_US,
             window_us=was.window_us,
@@ -372,6 +379,7 @@ class GpuSampler:
             processes=running,
             unlisted_ticks=was.unlisted_ticks,
             gone=gone,
+            returned={pid: us for pid, us in returned.items() if clock and us > clock.covered_us},
             newest_us=was.newest_us,
             was_set_back=was.was_set_back,
         )
@@ -449,7 +457,9 @@ class GpuSampler:
         # Earlier stamps may be from either timeline.
         since_us = set_back_now_us or 0
         cursor = SampleCursor(gpu_us=since_us, memory_us=since_us, process_us=since_us)
-        return replace(last, last_seen=cursor, clock=None, gone={}, newest_us=0, was_set_back=True)
+        return replace(
+            last, last_seen=cursor, clock=None, gone={}, returned={}, newest_us=0, was_set_back=True
+        )
 
     # Parts of taking answers in.
 
@@ -575,7 +585,8 @@ class GpuSampler:
         left_ns = self._polled.left_ns
         left_ns |= dict.fromkeys(before - pids, now_ns)
         for pid in pids - before:
-            left_ns.pop(pid, None)
+            if pid in left_ns:
+                self._polled.returned_ns[pid] = left_ns.pop(pid)
 
     # Parts of a tick.
 
@@ -674,6 +685,21 @@ class GpuSampler:
             if pid not in running and process.until_us > clock.covered_us
         }
 
+    def _find_returned(
+        self,
+        was: LastTick,
+        running: Mapping[int, ListedProcess],
+        clock: DriverClock | None,
+        now_ns: int,
+    ) -> Mapping[int, float]:
+        """Return the running processes that left in the covered time and came back, by pid."""
+        if clock is None or not (was.gone or was.returned or self._polled.returned_ns):
+            return {}
+        left = {pid: one.until_us for pid, one in was.gone.items()} | dict(was.returned)
+        for pid, at_ns in self._polled.returned_ns.items():
+            left[pid] = clock.latest_before_us((now_ns - at_ns) / NS_PER_US)
+        return {pid: us for pid, us in left.items() if pid in running}
+
     def _measure_energy(
         self,
         raw: RawGpuSample,
@@ -741,7 +767,8 @@ class GpuSampler:
         polled.idle_after = {us for us in polled.idle_after if us >= since.gpu_us}
         # Readings from after the tick's query belong to the next tick.
         polled.energy = [one for one in polled.energy if one.at_ns > self._answered_ns]
-        polled.rates, polled.processes, polled.left_ns, polled.dropped = {}, {}, {}, Counter()
+        polled.rates, polled.processes, polled.dropped = {}, {}, Counter()
+        polled.left_ns, polled.returned_ns = {}, {}
 
     def _make_reading(
         self,

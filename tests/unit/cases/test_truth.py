@@ -117,14 +117,11 @@ def test_process_samples_far_below_the_device_are_not_reported_as_measured(
     assert methods_of(played) == {"process_utilization"}
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="a process that left and came back is not marked as ended"
-)
+@pytest.mark.parametrize("length", [0.4, 0.7, 1.1])
 @pytest.mark.parametrize("sampling_interval_seconds", [1.0, 5.0])
 def test_pods_that_take_turns_faster_than_the_interval_are_distinguished(
-    sampling_interval_seconds: float,
+    sampling_interval_seconds: float, length: float
 ) -> None:
-    length = 0.7
     turns = [
         {
             "first_seconds": length * place,

@@ -150,6 +150,7 @@ def apportion(
     window_us: int | None,
     gpu_ratio: float | None,
     validator: Validator,
+    returned: Collection[int] = (),
     learns: bool = True,
 ) -> Shares:
     """Return each process's share of the time that the tick covers (`cover`).
@@ -195,6 +196,8 @@ def apportion(
                 decoder_ratio=decoder_ratio,
             )
         )
+    if returned and gpu_ratio is not None and is_known:
+        usages = _with_last_windows(usages, returned, gpu_ratio)
     return Shares(
         usages=sorted(usages, key=lambda usage: usage.ended),
         newest_us=max((sample.timestamp_us for own in kept.values() for sample in own), default=0),
@@ -203,6 +206,26 @@ def apportion(
         overlaps=bool(percents),
         falls_short=gpu_ratio is not None and _falls_short(usages, gpu_ratio),
     )
+
+
+def _with_last_windows(
+    usages: Sequence[ProcessUsage], returned: Collection[int], gpu_ratio: float
+) -> list[ProcessUsage]:
+    """Return usages in which processes that left get the GPU's use that no sample shows.
+
+    The driver has no sample of the window in which a process leaves. The missing use is divided
+    equally among the processes that left. `returned` are those that came back; the join books the
+    part of those that ended.
+    """
+    missing = gpu_ratio - sum(usage.sm_ratio or 0.0 for usage in usages)
+    left = len(returned) + sum(usage.ended for usage in usages)
+    part = max(0.0, missing) / left
+    return [
+        replace(usage, sm_ratio=min(1.0, (usage.sm_ratio or 0.0) + part))
+        if usage.process.pid in returned
+        else usage
+        for usage in usages
+    ]
 
 
 def _falls_short(usages: Sequence[ProcessUsage], gpu_ratio: float) -> bool:
