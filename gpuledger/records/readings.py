@@ -383,8 +383,9 @@ class BusyMethod(OpenEnum):
     """The driver sampled only the MPS server. Its use was split into equal parts, one per
     client."""
     PARTIAL_SAMPLES = "partial_samples"
-    """The driver's samples of all processes added up to far less than the device's busy time. They
-    were scaled up, although rounding does not explain the difference."""
+    """The driver's samples show only a part of the processes' use: they add up to far less than the
+    device's busy time, or each sampling window has a sample of only one process. They were fitted
+    to the device's busy time, although rounding does not explain the difference."""
     SAMPLED = "sampled"
     """The driver's answers describe only a part of the interval. The rest was estimated from that
     part."""

@@ -18,11 +18,14 @@ In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts UNRESPONSIVE
 fast polls read samples that the driver would discard before the next tick. `take` stores these
 samples in `_polled` until a tick covers their time.
 
-The sampler learns three properties of the driver from its answers, and keeps them in every state:
+The sampler learns four properties of the driver from its answers, and keeps them in every state:
 
 - `one_sample_each`: the driver returns one sample per process for the whole time since the last
   query, not one per window. Two samples of one process in an answer disprove this. Windows in which
   the GPU was used, but no process has a sample, confirm it.
+- `one_process_each`: each of the driver's windows has a sample of only one process, the one that
+  ran at one instant. Samples of two processes in a window disprove this. Consecutive windows of
+  different processes confirm it, if no process started or ended recently.
 - `skips_idle`: the driver returns no sample for idle windows. The utilization rates reveal this,
   because they always describe the latest window.
 - `window`: the length of the driver's sampling windows.
@@ -35,6 +38,7 @@ but no samples. Each rate describes only the latest window, so the rates of all 
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -102,6 +106,9 @@ _WINDOWS_TO_LEARN: Final = 6
 """Number of windows in which the GPU was used but no process has a sample, so that
 `one_sample_each` is confirmed. One such window is not enough, because drivers return no sample for
 the window in which a process ends."""
+_SWITCHES_TO_LEARN: Final = 20
+"""Number of consecutive windows with different processes, so that `one_process_each` is confirmed.
+"""
 _USED_PERCENT: Final = 5
 """Utilization up to which the shares of several processes may each round to zero."""
 _WATCHED_NS: Final = 10 * NS_PER_SECOND
@@ -224,6 +231,9 @@ class GpuSampler:
         self.one_sample_each: bool | None = None
         """Whether the driver returns only one sample per process for the whole time since the last
         query; `None` until it is known."""
+        self.one_process_each: bool | None = None
+        """Whether the driver returns a sample of only one process per window; `None` until it is
+        known."""
         self.skips_idle = False
         """Whether the driver returns no samples of idle windows."""
         self.is_shared = False
@@ -237,6 +247,7 @@ class GpuSampler:
         self._requested = SampleCursor()
         self._has_rates_only = False
         self._missing_windows = 0
+        self._switches = 0
         self._watched_ns: int | None = None
         self._listed: frozenset[int] | None = None
         self._answered_ns = 0
@@ -401,7 +412,7 @@ class GpuSampler:
             else BusyMethod.EQUAL_TURNS
             if shares.overlaps
             else BusyMethod.PARTIAL_SAMPLES
-            if shares.falls_short
+            if shares.falls_short or self.one_process_each
             else None,
             validator=validator,
         )
@@ -494,6 +505,9 @@ class GpuSampler:
             for use in self._with_spans(uses, samples or (), since_us, newest_us, window_us):
                 polled.uses.setdefault((use.pid, use.timestamp_us), use)
             before = polled.cursor or SampleCursor()
+            is_open = self.one_process_each is None and self.one_sample_each is False
+            if is_open and self.is_shared:
+                self._count_switches(uses, before.process_us, at.monotonic_ns)
             polled.cursor = SampleCursor(
                 gpu_us=_newest(samples, before.gpu_us),
                 memory_us=_newest(answer.memory_samples, before.memory_us),
@@ -569,6 +583,25 @@ class GpuSampler:
         if round((newest_us - since_us) / (window_us or USUAL_WINDOW_US)) > 1:
             return [replace(use, since_us=since_us) for use in uses]
         return [replace(use, since_us=use.timestamp_us - width_us) for use in uses]
+
+    def _count_switches(
+        self, uses: Sequence[ProcessUtilizationSample], since_us: int, now_ns: int
+    ) -> None:
+        """Learn `one_process_each` from the process samples of an answer."""
+        width_us, switches = self.window.usual_us, 0
+        samples = sorted((use.timestamp_us, use.pid) for use in uses)
+        for (earlier_us, earlier_pid), (later_us, later_pid) in pairwise(samples):
+            if earlier_pid == later_pid:
+                continue
+            if later_us - earlier_us < width_us / 2:
+                self.one_process_each = False
+                return
+            switches += earlier_us >= since_us and later_us - earlier_us < width_us * 3 / 2
+        # The driver has no sample of the window in which a process ends.
+        if self._watched_ns is None or now_ns - self._watched_ns >= _WATCHED_NS:
+            self._switches += switches
+        if self._switches >= _SWITCHES_TO_LEARN:
+            self.one_process_each = True
 
     def _take_listed(self, listed: Sequence[ListedProcess] | None, now_ns: int) -> None:
         """Record which processes use the GPU now, and which have left since the last list.

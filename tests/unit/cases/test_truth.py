@@ -1,6 +1,6 @@
 """Booked time is within 1 % of the truth, or its method declares an estimate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any, Final
@@ -12,7 +12,11 @@ from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.nvml.readings import Readings
 from gpuledger_simulator.plan import PlannedProcess
-from gpuledger_simulator.sampling_windows import DriverWindow, SamplingWindows
+from gpuledger_simulator.sampling_windows import (
+    DriverWindow,
+    SamplingWindows,
+    SimulatedProcessSample,
+)
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests import ticks
@@ -44,6 +48,10 @@ def use_of(*processes: Mapping[str, Any]) -> Use:
     return Use([{"processes": [one]} for one in processes])
 
 
+LEARNING_TICKS: Final = 20
+"""Within these ticks, an agent learns that each window shows only one process."""
+ACTIVE_BOUND: Final = 0.03
+"""The error of windows that show only one process, as documented."""
 LONG_KERNELS: Final = use_of(process(0.4, 0.8))
 
 
@@ -115,6 +123,35 @@ def test_process_samples_far_below_the_device_are_not_reported_as_measured(
     monkeypatch.undo()
     played = play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1))
     assert methods_of(played) == {"process_utilization"}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        use_of(process(0.4, 0.005), process(0.4, 0.005)),
+        use_of(process(0.3, 0.3), process(0.4, 0.1)),
+        use_of(process(0.1, 0.005), process(0.5, 0.005)),
+    ],
+)
+def test_windows_that_show_only_one_process_are_not_reported_as_measured(
+    monkeypatch: pytest.MonkeyPatch, use: Use
+) -> None:
+    """A driver may report the device's use under the process that was active at one instant."""
+
+    def active(self: SamplingWindows, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
+        gpu = self._gpu
+        ran_ns = {
+            one.pid: gpu.busy_ns(one, window.start_ns, window.end_ns) for one in gpu.processes
+        }
+        if percent := self.gpu_percent(window):
+            (pid,) = drawn(window.end_ns).choices(list(ran_ns), list(ran_ns.values()))
+            yield SimulatedProcessSample(pid, window.timestamp_us, percent, 0)
+
+    monkeypatch.setattr(SamplingWindows, "process_samples", active)
+    played = play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1))
+    learned = replace(played, samples=played.samples[LEARNING_TICKS:])
+    assert methods_of(learned) == {"partial_samples"}
+    assert errors_of(played, sampling_interval_seconds=1.0).largest.busy_ns <= ACTIVE_BOUND
 
 
 @pytest.mark.parametrize("length", [0.4, 0.7, 1.1])
