@@ -81,7 +81,8 @@ def test_a_tombstone_changes_no_event_while_ticks_name_the_pod(
 
 @pytest.mark.parametrize("has_record", [True, False])
 def test_the_next_pod_of_the_name_is_described_as_if_the_first_were_forgotten(
-    has_record: bool,  # noqa: FBT001  # a case
+    *,
+    has_record: bool,
 ) -> None:
     given, without = Given(), Given()
     given.read_pod(pod())
