@@ -317,18 +317,18 @@ class ListedPods:
     def __init__(self, folders: PodFolders) -> None:
         """Start without pods; `folders` finds the pods' log directories and cgroups."""
         self._folders = folders
-        self._devices: dict[PodName, dict[str, object]] = {}
+        self._devices: dict[PodName, dict[str, AbstractSet[object]]] = {}
         """The devices of each pod whose UID is known, by the pod's name and UID."""
         self._running: dict[PodName, set[str]] = {}
         """The UIDs of the pods that ran at the previous response."""
 
-    def learn(self, listed: Sequence[tuple[PodName, object]]) -> None:
+    def learn(self, listed: Sequence[tuple[PodName, AbstractSet[object]]]) -> None:
         """Learn the UIDs of pods from a response; names that it does not contain are forgotten.
 
         `listed` contains the name and the devices of each pod.
         """
         self._folders.check()
-        by_name: dict[PodName, list[object]] = {}
+        by_name: dict[PodName, list[AbstractSet[object]]] = {}
         for name, devices in listed:
             by_name.setdefault(name, []).append(devices)
         before, self._running = self._running, {}
@@ -340,39 +340,47 @@ class ListedPods:
             in_list = running & before.get(name, running)
             self._devices[name] = _assign(lists, known.get(name, {}), running=in_list)
 
-    def find_ended(self, listed: Sequence[tuple[PodName, object]]) -> frozenset[int]:
+    def find_ended(self, listed: Sequence[tuple[PodName, AbstractSet[object]]]) -> frozenset[int]:
         """Return the positions of the pods that have certainly ended.
 
-        A pod that is the only one of its name is not among them; `PodEnds` finds it.
+        A pod that is the only one of its name is not among them; `PodEnds` finds it. No pod of a
+        name has certainly ended if a running pod of this name is not in the list with its devices,
+        because it may then have the devices of a former pod. The kubelet may list a former pod
+        without devices.
         """
+        self._folders.check()
+        found: set[int] = set()
+        if not self._folders.shows_cgroups:
+            return frozenset()
         counts = Counter(name for name, _ in listed)
-        ended = {
-            name: [
-                devices
-                for uid, devices in self._devices.get(name, {}).items()
-                if not self._folders.has_cgroup(uid)
-            ]
-            for name, count in counts.items()
-            if count > 1
-        }
-        found = set()
-        for position, (name, devices) in enumerate(listed):
-            if devices in ended.get(name, ()):
-                ended[name].remove(devices)
-                found.add(position)
+        for name in (name for name, count in counts.items() if count > 1):
+            known = self._devices.get(name, {})
+            has_cgroup = self._folders.has_cgroup
+            running = {uid for uid in {*known, *self._folders.uids_of(name)} if has_cgroup(uid)}
+            if not all(known.get(uid) for uid in running):
+                continue
+            ended = [devices for uid, devices in known.items() if uid not in running]
+            for position, (other, devices) in enumerate(listed):
+                if other == name and devices in ended:
+                    ended.remove(devices)
+                    found.add(position)
         return frozenset(found)
 
 
 def _assign(
-    lists: Sequence[object], known: Mapping[str, object], *, running: AbstractSet[str]
-) -> dict[str, object]:
+    lists: Sequence[AbstractSet[object]],
+    known: Mapping[str, AbstractSet[object]],
+    *,
+    running: AbstractSet[str],
+) -> dict[str, AbstractSet[object]]:
     """Return the devices of the pods of one name, by UID.
 
     `lists` are the devices of the listed pods; `known` are those of pods known before.
     """
     if len(lists) == 1 and len(running) == 1:
         return dict.fromkeys(running, lists[0])
-    left, assigned = list(lists), {}
+    left = list(lists)
+    assigned: dict[str, AbstractSet[object]] = {}
     for uid, devices in known.items():
         if devices in left:
             left.remove(devices)

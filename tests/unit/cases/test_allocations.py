@@ -155,7 +155,7 @@ async def allocated_at(scenario: dict[str, Any], seconds: float) -> list[str]:
     assert allocations
     task = asyncio.create_task(allocations.run())
     try:
-        for at in (30.0, 63.0, seconds):
+        for at in (30.0, 63.0, 66.0, seconds):
             clock.advance(at - clock.monotonic_ns() / 1e9)
             allocations.request_if_due()
             await allocations.wait_answer(5)

@@ -311,7 +311,7 @@ class Allocations:
             self._ended = frozenset()
             self._answer = answer
         if self._listed_pods:
-            self._listed_pods.learn(self._listed)
+            self._listed_pods.learn([(name, frozenset(devices)) for name, devices in self._listed])
         self._answered_ns = self._clock.monotonic_ns()
         KUBELET_ANSWERS.inc()
         count = sum(assignment.is_gpu_resource for assignment in self._assignments)
@@ -320,7 +320,9 @@ class Allocations:
     def _leave_out_ended(self) -> None:
         if self._listed_pods is None or not self._has_repeated_names:
             return
-        ended = self._listed_pods.find_ended(self._listed)
+        # Sets, because the kubelet lists a pod's devices in any order.
+        listed = [(name, frozenset(devices)) for name, devices in self._listed]
+        ended = self._listed_pods.find_ended(listed)
         if ended != self._ended:
             self._ended = ended
             self._assignments = [
