@@ -67,9 +67,9 @@ def storage_options_of(given: Sequence[str]) -> dict[str, str]:
     Raises UserError for an option that is not KEY=VALUE.
     """
     pairs = [option.partition("=") for option in given]
-    # The error does not quote the value, which may be an access key.
-    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
-        raise UserError(f"--storage-option: expected KEY=VALUE, got {wrong[0]!r}")
+    # The error does not quote the option, which may contain an access key.
+    if any(not (key and equals) for key, equals, _ in pairs):
+        raise UserError("--storage-option: expected KEY=VALUE; write a name, `=` and the value")
     environ = {name: text for name, text in os.environ.items() if name == _OPTIONS_VARIABLE}
     settings = load_settings(
         _EnvironmentSettings, prog="gpuledger", description="", argv=(), environ=environ

@@ -15,6 +15,7 @@ from gpuledger.ledger.usage import COUNTERS
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import require_group_name, require_http_url
 from gpuledger.settings.secret import shown_url
+from gpuledger.store.object_files import PROTOCOLS
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
 from gpuledger_sinks.receiver_settings import ReceiverSettings, Sigv4Settings
@@ -347,7 +348,12 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Maximum number of events per poll."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a directory name that deltalake 1.6 misreads or fails on."""
+        """Raise ValueError for an unknown scheme, and for a name that deltalake 1.6 misreads."""
+        scheme, is_uri, rest = self.uri.partition("://")
+        if is_uri and scheme not in (*PROTOCOLS, "file"):
+            raise ValueError("`uri`: unknown scheme; give a directory or an object-store URI")
+        if scheme == "file" and is_uri and not rest.startswith("/"):
+            raise ValueError("`uri`: not an absolute path; write file:///path")
         wrong = sorted(set(self.uri) & _UNUSABLE_IN_FOLDERS)
         if wrong and "://" not in self.uri:
             raise ValueError(

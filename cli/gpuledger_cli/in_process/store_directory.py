@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
@@ -11,6 +12,8 @@ from gpuledger.store.commits import mark_complete
 from gpuledger.store.query import open_table
 from gpuledger.store.usage_schema import USAGE
 from gpuledger_reports.reading.usage_sums import UsageReader
+
+_MINUTE_US: Final = 60_000_000
 
 
 def make_directory(given: Path, *, name: str = "--store") -> Path:
@@ -35,13 +38,25 @@ def make_directory(given: Path, *, name: str = "--store") -> Path:
     return given.absolute()
 
 
-def mark_finished(uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+def mark_finished(
+    uri: str, storage_options: Mapping[str, str] | None = None, *, now_us: int | None = None
+) -> None:
     """Mark the usage of a store complete through its last minute, so that it can be billed.
 
     Call this after the pipeline has ended and has lost nothing. The watermarks of a running
-    pipeline end a minute or more before its last sample.
+    pipeline end a minute or more before its last sample. With `now_us`, the mark is limited by
+    `last_mark_us`.
     """
     table = open_table(uri, USAGE.name, storage_options)
     if table is not None:
         reader = UsageReader(uri, storage_options=storage_options, is_finished=True)
-        mark_complete(table, reader.usage_end_us)
+        end_us = reader.usage_end_us
+        mark_complete(table, end_us if now_us is None else last_mark_us(end_us, now_us=now_us))
+
+
+def last_mark_us(usage_end_us: int, *, now_us: int) -> int:
+    """Return the end of the usage, but at most the end of the present minute.
+
+    A clock that was ahead may have written later rows, and a mark cannot be set back.
+    """
+    return min(usage_end_us, (now_us // _MINUTE_US + 1) * _MINUTE_US)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, TopicPartition
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_US, Clock
 from gpuledger.errors import GpuledgerError, UserError
 from gpuledger.runtime import (
     CheckSeverity,
@@ -87,6 +87,8 @@ _MAINTENANCE_SECONDS: Final = 600.0
 _DRAIN_SECONDS: Final = 3.0
 _LOCK: Final = ".standalone.lock"
 _STORE: Final = "store.uri"
+_GATHERING: Final = {"store", "remote_write"}
+"""Sinks that gather events: the store writes them at the end, and `remote_write` every interval."""
 
 
 @explain_user_errors
@@ -173,9 +175,15 @@ async def run_standalone(
     views = {name: BusView(bus) for name in ("join", *settings.sinks)}
     stages = Stages()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(
-            _checked_end(stages, settings=settings, bus=bus, views=views)
+        checked = _checked_end(
+            stages,
+            settings=settings,
+            readiness=readiness,
+            bus=bus,
+            views=views,
+            clock=host.clock,
         )
+        await stack.enter_async_context(checked)
         stack.push_async_callback(stages.end)
         stack.push_async_callback(_drain, bus, views)
         stack.push_async_callback(stages.end_agents)
@@ -247,7 +255,13 @@ async def _drain(bus: Bus, views: Mapping[str, BusView]) -> None:
 
 @asynccontextmanager
 async def _checked_end(
-    stages: Stages, *, settings: StandaloneSettings, bus: Bus, views: Mapping[str, BusView]
+    stages: Stages,
+    *,
+    settings: StandaloneSettings,
+    readiness: Readiness,
+    bus: Bus,
+    views: Mapping[str, BusView],
+    clock: Clock,
 ) -> AsyncIterator[None]:
     """Check the end of a pipeline that runs in the context, and mark its store as finished.
 
@@ -259,13 +273,16 @@ async def _checked_end(
     except asyncio.CancelledError:
         problems = stages.failures()
         behind = await _count_behind(bus, views, has_ended=True)
+        if not readiness.check("remote_write.receiver").has_failed:
+            behind.pop("remote_write", None)  # only the interval that is not over
         problems += [f"{name} did not deliver {count} records" for name, count in behind.items()]
+        if "store" in settings.sinks and behind.keys().isdisjoint({"join", "store"}):
+            store, now_us = settings.store, clock.time_ns() // NS_PER_US
+            mark = partial(mark_finished, store.uri, store.storage_options, now_us=now_us)
+            # In a daemon thread, because the storage may not respond.
+            await in_daemon_thread(mark)
         if problems:
             raise UncleanEndError("; ".join(problems)) from None
-        if "store" in settings.sinks:
-            store = settings.store
-            # In a daemon thread, because the storage may not respond.
-            await in_daemon_thread(partial(mark_finished, store.uri, store.storage_options))
         raise
 
 
@@ -274,13 +291,13 @@ async def _count_behind(
 ) -> dict[str, int]:
     """Return how many samples, events and incidents each component still has to process, if any.
 
-    Before the end, the store only has to read the events, because it writes their rows at the end.
+    Before the end, the sinks in `_GATHERING` only have to read the events.
     """
     topics = bus.topics
     ends = await _ends_of(bus, topics.samples, topics.events, topics.attributed_incidents)
     behind = {
         name: view.count_until(
-            ends, view.polled if name == "store" and not has_ended else view.committed
+            ends, view.polled if name in _GATHERING and not has_ended else view.committed
         )
         for name, view in views.items()
     }

@@ -288,9 +288,11 @@ class StoreSink(Sink):
             try:
                 await self._flush_once(context)
                 # Also keeps the last descriptions of a pipeline that ends with its bus.
-                with suppress(TimeoutError):
+                try:
                     async with asyncio.timeout(_DIMENSIONS_SECONDS):
                         await asyncio.gather(*(each.update() for each in self._dimensions))
+                except TimeoutError:
+                    _log.warning("versions_late", seconds=_DIMENSIONS_SECONDS)
             finally:
                 # Rows that could not be written are read again by their partitions' next owner,
                 # which also makes their dead letters.

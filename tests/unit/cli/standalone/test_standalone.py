@@ -20,6 +20,8 @@ from gpuledger.settings import load_settings
 from gpuledger_agent.settings import name_node
 from gpuledger_agent.source_selection import find_source
 from gpuledger_cli.command import main
+from gpuledger_cli.demo.sending import serve_receivers
+from gpuledger_cli.in_process.store_directory import last_mark_us
 from gpuledger_cli.standalone.standalone_command import (
     UncleanEndError,
     locked_store,
@@ -104,10 +106,39 @@ async def test_each_sample_of_each_start_is_stored_exactly_once(
 async def test_a_receiver_that_does_not_answer_does_not_keep_usage_from_the_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = settings_of(tmp_path, sinks="store,remote_write", remote_write__url=CLOSED_PORT_URL)
+    settings = settings_of(
+        tmp_path,
+        sinks="store,remote_write",
+        remote_write__url=CLOSED_PORT_URL,
+        remote_write__interval_seconds="0",
+    )
     await run_for_samples(settings, undelivered_by="remote_write")
     (counted,) = queried(tmp_path, "SELECT count(DISTINCT seq) seqs FROM entries", capsys)
     assert counted["seqs"] >= FEW_SAMPLES - 1
+
+
+async def test_an_interval_of_remote_write_that_is_not_over_is_no_error_at_the_end(
+    tmp_path: Path,
+) -> None:
+    async with serve_receivers() as received:
+        settings = settings_of(
+            tmp_path,
+            sinks="store,remote_write",
+            remote_write__url=f"{received.url}/api/v1/write",
+            remote_write__interval_seconds="15",
+        )
+        await run_for_samples(settings)
+
+
+@pytest.mark.parametrize(
+    ("usage_end", "now", "mark"),
+    [(120, 90, 120), (120, 300, 120), (72_000, 90, 120), (72_000, 120, 180)],
+)
+def test_a_store_is_marked_complete_at_most_through_the_present_minute(
+    usage_end: int, now: int, mark: int
+) -> None:
+    """In seconds; a clock that was ahead for some seconds has written usage of later hours."""
+    assert last_mark_us(usage_end * 10**6, now_us=now * 10**6) == mark * 10**6
 
 
 async def test_a_run_can_be_billed_as_soon_as_it_has_ended(
@@ -156,6 +187,8 @@ async def test_the_error_of_a_component_ends_it(tmp_path: Path) -> None:
         ({"sinks": "rows"}, "SINKS"),
         ({"sinks": "store,store"}, "SINKS: a sink is listed twice"),
         ({"cluster": "Not A Label"}, "CLUSTER"),
+        ({"store__uri": "http://host/x"}, "unknown scheme"),
+        ({"store__uri": "file://tmp/x"}, "not an absolute path"),
     ],
 )
 def test_invalid_settings_are_rejected_by_name(
