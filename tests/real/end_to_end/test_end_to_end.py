@@ -144,7 +144,8 @@ def test_prometheus_counts_the_xid_of_the_gpu_that_had_it(pipeline: Pipeline) ->
 def test_prometheus_finds_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> None:
     """By the shipped rule, which names the node where the stray benchmark runs."""
     groups = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())["groups"]
-    (rule,) = next(group["rules"] for group in groups if group["name"] == "gpuledger-gpus")
+    rules = [rule for group in groups for rule in group["rules"]]
+    rule = next(rule for rule in rules if rule["alert"] == "GpuBusyWithoutPod")
     found = pipeline.parts.prometheus.await_query(rule["expr"], deadline_seconds=DEADLINE_SECONDS)
     assert "gpu-c" in {one["metric"]["node"] for one in found}
     assert all(one["metric"]["gpu_index"] for one in found)

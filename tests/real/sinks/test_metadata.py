@@ -85,7 +85,9 @@ PARTS_READ: Final = {
     "traffic": GpuTraffic,
 }
 NOT_READ: Final = {
-    # Only in ticks without an answer, or for instances and labels that this node does not have.
+    # Only in ticks without an answer, for deleted pods, or for instances and labels that this node
+    # does not have.
+    "gpuledger_pod_deleted_timestamp_seconds",
     "gpuledger_gpu_gap_seconds",
     "gpuledger_node_gap_seconds",
     "gpuledger_mig_instance_gap_seconds",
