@@ -292,7 +292,7 @@ class StoreSink(Sink):
                     async with asyncio.timeout(_DIMENSIONS_SECONDS):
                         await asyncio.gather(*(each.update() for each in self._dimensions))
                 except TimeoutError:
-                    _log.warning("versions_late", seconds=_DIMENSIONS_SECONDS)
+                    _log.warning("versions_delayed", seconds=_DIMENSIONS_SECONDS)
             finally:
                 # Rows that could not be written are read again by their partitions' next owner,
                 # which also makes their dead letters.
