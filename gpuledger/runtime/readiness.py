@@ -297,6 +297,10 @@ class Readiness:
         critical = [c for c in self._checks.values() if c.severity is CheckSeverity.CRITICAL]
         return bool(critical) and all(check.is_ok for check in critical)
 
+    def failed_checks(self) -> list[str]:
+        """Return the names of the checks that have failed."""
+        return [name for name, check in self._checks.items() if check.has_failed]
+
     def report(self) -> dict[str, object]:
         """Return the content of `/readyz`: `{ready, checks: {name: {ok, severity, detail}}}`."""
         checks = {

@@ -273,7 +273,7 @@ async def _checked_end(
     except asyncio.CancelledError:
         problems = stages.failures()
         behind = await _count_behind(bus, views, has_ended=True)
-        if not readiness.check("remote_write.receiver").has_failed:
+        if "remote_write.receiver" not in readiness.failed_checks():
             behind.pop("remote_write", None)  # only the interval that is not over
         problems += [f"{name} did not deliver {count} records" for name, count in behind.items()]
         if "store" in settings.sinks and behind.keys().isdisjoint({"join", "store"}):
