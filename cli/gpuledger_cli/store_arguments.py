@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from gpuledger.errors import UserError
 from gpuledger.settings import load_settings
 from gpuledger.settings.sources import variable_of
-from gpuledger.store.object_files import PROTOCOLS
+from gpuledger.store.object_files import require_store_uri
 
 _OPTIONS_VARIABLE: Final = variable_of(("store", "storage_options"))
 _URI_VARIABLE: Final = variable_of(("store", "uri"))
@@ -26,12 +26,10 @@ _URI_VARIABLE: Final = variable_of(("store", "uri"))
 
 def _check_uri(_: object, uri: str) -> None:
     """Raise UserError for an invalid store URI, before anything is read."""
-    remedy = "give a directory or an object-store URI, such as s3://ledger/gpuledger"
-    scheme, is_uri, *_rest = uri.partition("://")
-    if not uri:
-        raise UserError(f"--store or {_URI_VARIABLE}: empty value; {remedy}")
-    if is_uri and scheme not in (*PROTOCOLS, "file"):
-        raise UserError(f"--store or {_URI_VARIABLE}: unknown scheme: {scheme}; {remedy}")
+    try:
+        require_store_uri(uri)
+    except ValueError as error:
+        raise UserError(f"--store or {_URI_VARIABLE}: {error}") from error
 
 
 StoreUri = Annotated[

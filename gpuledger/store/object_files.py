@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from gpuledger.settings.secret import Secret
 
 PROTOCOLS: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"})
+_REMEDY: Final = "give a directory or an object-store URI, such as s3://ledger/gpuledger"
 _OF_CLIENT: Final = frozenset(
     {
         *("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"),
@@ -26,6 +27,17 @@ _OF_THE_LIBRARY: Final = (
 )
 """Options that name a file which deltalake itself reads repeatedly."""
 _PREFIXES: Final = ("aws_", "google_", "azure_")
+
+
+def require_store_uri(uri: str) -> None:
+    """Raise `ValueError` unless a text is a directory or the URI of a store."""
+    scheme, is_uri, path = uri.partition("://")
+    if not uri:
+        raise ValueError(f"empty value; {_REMEDY}")
+    if is_uri and scheme not in (*PROTOCOLS, "file"):
+        raise ValueError(f"unknown scheme: {scheme}; {_REMEDY}")
+    if is_uri and scheme == "file" and not path.startswith("/"):
+        raise ValueError("not an absolute path; write file:///path")
 
 
 class FileRegistry(Protocol):

@@ -15,7 +15,7 @@ from gpuledger.ledger.usage import COUNTERS
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import require_group_name, require_http_url
 from gpuledger.settings.secret import shown_url
-from gpuledger.store.object_files import PROTOCOLS
+from gpuledger.store.object_files import require_store_uri
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
 from gpuledger_sinks.receiver_settings import ReceiverSettings, Sigv4Settings
@@ -349,11 +349,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown scheme, and for a name that deltalake 1.6 misreads."""
-        scheme, is_uri, rest = self.uri.partition("://")
-        if is_uri and scheme not in (*PROTOCOLS, "file"):
-            raise ValueError("`uri`: unknown scheme; give a directory or an object-store URI")
-        if scheme == "file" and is_uri and not rest.startswith("/"):
-            raise ValueError("`uri`: not an absolute path; write file:///path")
+        try:
+            require_store_uri(self.uri)
+        except ValueError as error:
+            raise ValueError(f"`uri`: {error}") from error
         wrong = sorted(set(self.uri) & _UNUSABLE_IN_FOLDERS)
         if wrong and "://" not in self.uri:
             raise ValueError(

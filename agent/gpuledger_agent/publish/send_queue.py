@@ -140,7 +140,8 @@ class SendQueue:
         """Delete the bundles in flight from memory and from the spool, because they were sent."""
         async with self._lock:
             # Equal, not the same: bundles that were read from the spool are copies.
-            if any(queued.bundle == self._inventory for queued in self._in_flight):
+            waiting = self._inventory
+            if waiting and any(queued.bundle == waiting for queued in self._in_flight):
                 self._inventory = None
             self._in_flight, position, self._position = [], self._position, None
             if position and self._spool:
@@ -203,7 +204,9 @@ class SendQueue:
             if self._in_flight or self._waits_on_disk:
                 return bool(self._in_flight)
         # No older inventory waits: the spool is empty, and a full queue drops the oldest bundles.
-        lost = self._inventory if self._inventory not in self._queue else None
+        lost = self._inventory
+        if lost and lost in self._queue:
+            lost = None
         dropped = [QueuedBundle(self._now_seconds(), lost)] if lost else []
         taken = self._queue.take(max_bundles=max_bundles - len(dropped))
         self._in_flight, self._position = [*dropped, *taken], None

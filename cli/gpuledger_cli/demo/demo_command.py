@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.text import Text
 from typing_extensions import override
 
+from gpuledger.clock import NS_PER_US
 from gpuledger.codec import encode
 from gpuledger.errors import BusError, UserError
 from gpuledger.programs import end_process
@@ -192,7 +193,7 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
     summary = _summarise(run, plan, began_seconds=began_seconds)
     # On Kafka, others may write later; and a run that lost something is not complete.
     if plan.kafka is None and run.ending.is_closed and exit_code(summary) == 0:
-        mark_finished(str(plan.store))
+        mark_finished(str(plan.store), now_us=run.machine.clock.time_ns() // NS_PER_US)
     summary = replace(
         summary,
         bill=bill_run(plan.store, began_ns=began_ns, ended_ns=run.machine.clock.time_ns()),

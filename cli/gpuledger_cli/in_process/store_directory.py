@@ -39,19 +39,17 @@ def make_directory(given: Path, *, name: str = "--store") -> Path:
 
 
 def mark_finished(
-    uri: str, storage_options: Mapping[str, str] | None = None, *, now_us: int | None = None
+    uri: str, storage_options: Mapping[str, str] | None = None, *, now_us: int
 ) -> None:
     """Mark the usage of a store complete through its last minute, so that it can be billed.
 
     Call this after the pipeline has ended and has lost nothing. The watermarks of a running
-    pipeline end a minute or more before its last sample. With `now_us`, the mark is limited by
-    `last_mark_us`.
+    pipeline end a minute or more before its last sample. `last_mark_us` limits the mark.
     """
     table = open_table(uri, USAGE.name, storage_options)
     if table is not None:
         reader = UsageReader(uri, storage_options=storage_options, is_finished=True)
-        end_us = reader.usage_end_us
-        mark_complete(table, end_us if now_us is None else last_mark_us(end_us, now_us=now_us))
+        mark_complete(table, last_mark_us(reader.usage_end_us, now_us=now_us))
 
 
 def last_mark_us(usage_end_us: int, *, now_us: int) -> int:

@@ -7,11 +7,11 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
 from gpuledger_reports.pricing.money import minor_digits, quantize_to, rounded
 from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR
 
-_NS_PER_SECOND: Final = 10**9
 _GIBIBYTE_HOUR: Final = 2**30 * 3600
 NUMBERS: Final = (
     "allocated_gpu_seconds",
@@ -26,7 +26,7 @@ COSTS: Final = ("gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost")
 
 def memory_byte_seconds(line: BillLine) -> Decimal:
     """Return a line's memory, multiplied by the time for which it was in use."""
-    return rounded(Fraction(line.memory_byte_ns, _NS_PER_SECOND), digits=0)
+    return rounded(Fraction(line.memory_byte_ns, NS_PER_SECOND), digits=0)
 
 
 def columns_of(bill: Bill) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -232,14 +233,19 @@ def find_assignments(
 
     `resource_names` are the names of GPU resources and may contain `*` and `?`.
     """
-    # Without names, match nothing; an empty pattern would match everything.
-    is_gpu = re.compile("|".join(map(translate, resource_names)) or r"(?!)")
+    is_gpu = _pattern_of(tuple(resource_names))
     return [
         assignment
         for pod in pods
         for container in pod.containers
         for assignment in assignments_of(pod, container, is_gpu)
     ]
+
+
+@lru_cache(maxsize=1)
+def _pattern_of(resource_names: tuple[str, ...]) -> re.Pattern[str]:
+    # Without names, match nothing; an empty pattern would match everything.
+    return re.compile("|".join(map(translate, resource_names)) or r"(?!)")
 
 
 def assignments_of(

@@ -1,12 +1,12 @@
 """The reader of a run's events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message
 from gpuledger.codec import encode
+from gpuledger.runtime.tasks import run_tasks
 from gpuledger_cli.demo.event_reader import EventReader, subscription
 from gpuledger_cli.demo.totals import RunAlerts, Tally
 from gpuledger_cli.in_process.bus_view import BusView
@@ -39,7 +39,7 @@ async def test_each_event_is_counted_once_whatever_happens_to_the_readers_group(
     await publish(bus, [encode(event(second=second)) for second in range(1, 11)])
     async with (
         view.consumer(subscription(topics=TOPICS)) as consumer,
-        following(reader_of(consumer, tally)),
+        run_tasks(reader_of(consumer, tally).follow()),
     ):
         await until_counted(tally, 10)
         async with bus.consumer(subscription(topics=TOPICS)) as other:
@@ -58,21 +58,10 @@ async def test_records_of_other_topics_than_events_are_waited_for_too() -> None:
         assert await reader.has_read_all()
         await publish(bus, [b"an incident"], topic=ATTRIBUTED_INCIDENTS.name)
         assert not await reader.has_read_all()
-        async with following(reader), asyncio.timeout(HANG_SECONDS):
+        async with run_tasks(reader.follow()), asyncio.timeout(HANG_SECONDS):
             while not await reader.has_read_all():  # noqa: ASYNC110  # a bus has no event for this
                 await asyncio.sleep(0)
     assert [partition.topic for partition, _ in reader.newest] == [ATTRIBUTED_INCIDENTS.name]
-
-
-@asynccontextmanager
-async def following(reader: EventReader) -> AsyncIterator[None]:
-    task = asyncio.create_task(reader.follow())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def until_counted(tally: Tally, events: int) -> None:
