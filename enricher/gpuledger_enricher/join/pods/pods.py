@@ -353,6 +353,21 @@ class NodePods:
         self.version = 0
 
 
+class NamedPods:
+    """The pods that a node's ticks have named lately."""
+
+    __slots__ = ("last_ns", "time_ns", "uids")
+
+    def __init__(self) -> None:
+        self.uids: Collection[str] = ()
+        """The UIDs of the pods that the last tick named."""
+        self.time_ns = 0
+        """The time of the last tick."""
+        self.last_ns: dict[str, int] = {}
+        """The pods by UID, with the time of the last tick that named the pod. The times of the pods
+        in `uids` are renewed only when a tick names other pods."""
+
+
 class Names(Generic[N]):
     """Finds pods by names of one kind, such as container ids; several pods may claim one name.
 
@@ -445,8 +460,8 @@ class PodCache:
         # pod.
         self._uids_by_name: dict[str, str | set[str]] = {}
         self._changes = changes or count(1)
-        self._named: dict[str, dict[str, int]] = {}
-        """Time of the last tick that named a pod, by node and UID. Only known pods are here."""
+        self._named: dict[str, NamedPods] = {}
+        """By node."""
         self._removed: set[str] = set()
         """UIDs of the pods that are kept although their tombstones were read."""
 
@@ -490,7 +505,8 @@ class PodCache:
         known = self._pods.get(uid)
         if known is None or known.partition != partition:
             return
-        if uid not in self._named.get(known.record.node, ()):
+        named = self._named.get(known.record.node)
+        if named is None or uid not in named.last_ns:
             self._remove(uid)
             return
         if known.record.deleted_time_ns is None:
@@ -499,21 +515,32 @@ class PodCache:
 
     def keep_named(self, uids: Collection[str], *, node: str, time_ns: int) -> None:
         """Record that a tick of a node named these pods; forget removed pods no longer named."""
-        named = self._named.setdefault(node, {})
-        named.update(dict.fromkeys(uids, time_ns))
-        if len(named) > len(uids):
-            # The node's clock may have been set back since.
-            past = [uid for uid, at_ns in named.items() if abs(time_ns - at_ns) > NAMED_NS]
-            for uid in past:
-                del named[uid]
-                self._forget_removed(uid)
-        if not named:
+        named = self._named.get(node)
+        if named is None:
+            if not uids:
+                return
+            named = self._named[node] = NamedPods()
+        last_ns = named.last_ns
+        # The common case, in each tick: no set of pods has to be built or compared.
+        if named.uids is uids and len(last_ns) == len(uids):
+            named.time_ns = time_ns
+            return
+        last_ns.update(dict.fromkeys(named.uids, named.time_ns))
+        last_ns.update(dict.fromkeys(uids, time_ns))
+        named.uids, named.time_ns = uids, time_ns
+        # The node's clock may have been set back since.
+        past = [uid for uid, at_ns in last_ns.items() if abs(time_ns - at_ns) > NAMED_NS]
+        for uid in past:
+            del last_ns[uid]
+            self._forget_removed(uid)
+        if not last_ns:
             del self._named[node]
 
     def forget_node(self, node: str) -> None:
         """Forget the removed pods of a node that no longer sends ticks."""
-        for uid in self._named.pop(node, ()):
-            self._forget_removed(uid)
+        if named := self._named.pop(node, None):
+            for uid in named.last_ns:
+                self._forget_removed(uid)
 
     def _forget_removed(self, uid: str) -> None:
         if uid in self._removed:
