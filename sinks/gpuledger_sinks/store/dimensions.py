@@ -512,7 +512,11 @@ class FollowedTopic:
     async def _append(self, rows: list[Row], offsets: Mapping[TopicPartition, int]) -> None:
         numbers: dict[str, Any] = {self._stream_of(at): last for at, last in offsets.items()}
         time_ms = self._clock.time_ns() // NS_PER_MS
-        await in_daemon_thread(partial(self._table.append, rows, numbers, time_ms=time_ms))
+        # If this update is cancelled, its thread may start only after a later update has loaded the
+        # table, to which another sink may meanwhile have appended the same rows.
+        after = self._table.last_offsets(numbers)
+        append = partial(self._table.append, rows, numbers, time_ms=time_ms, after=after)
+        await in_daemon_thread(append)
         for at, last in offsets.items():
             if at.partition in self._positions:
                 self._positions[at.partition] = last + 1

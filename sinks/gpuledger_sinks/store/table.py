@@ -102,17 +102,21 @@ class StreamTable:
         offsets: Mapping[str, int],
         *,
         time_ms: int,
+        after: Mapping[str, int | None] | None = None,
         facts: Mapping[str, int] = _NO_FACTS,
         commit_info: Mapping[str, str] = _NO_COMMIT_INFO,
     ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        `facts` are further numbers to store by name, which may have any value. `commit_info` is
-        added to the commit's information (`gpuledger.store.commits`). Raises StaleTableError if
-        another writer was faster, and ReceiverUnavailableError if the storage does not answer.
+        `after` has the last offsets that the table must still have, by default those that were
+        loaded last. A caller whose thread may start late takes them from `last_offsets` beforehand:
+        the table may be loaded again before the thread starts. `facts` are further numbers to store
+        by name, which may have any value. `commit_info` is added to the commit's information
+        (`gpuledger.store.commits`). Raises StaleTableError if another writer was faster, and
+        ReceiverUnavailableError if the storage does not answer.
         """
         with storage_errors(self.uri):
-            table = self._unchanged(offsets)
+            table = self._unchanged(offsets, self._versions if after is None else after)
         numbers = {**offsets, **facts}
         transactions = [
             Transaction(name, number, time_ms) for name, number in sorted(numbers.items())
@@ -135,6 +139,10 @@ class StreamTable:
                 # newly loaded table, the same rows would be accepted and stored twice.
                 raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
+
+    def last_offsets(self, streams: Iterable[str]) -> dict[str, int | None]:
+        """Return each stream's last offset as loaded or appended; `None` if it has none."""
+        return {stream: self._versions.get(stream) for stream in streams}
 
     def complete_through(self) -> dict[str, int]:
         """Return the time through which each partition is complete at the loaded version.
@@ -225,8 +233,8 @@ class StreamTable:
             )
         return len(removed)
 
-    def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
-        """Return the loaded table if its offsets are still as loaded, and lower than `offsets`.
+    def _unchanged(self, offsets: Mapping[str, int], after: Mapping[str, int | None]) -> DeltaTable:
+        """Return the loaded table if its offsets equal those in `after` and are below `offsets`.
 
         Otherwise raises StaleTableError, for example after a commit that succeeded although it
         raised an error.
@@ -236,7 +244,7 @@ class StreamTable:
         for stream, offset in offsets.items():
             # Delta would accept a lower number. This check ensures that offsets only grow; the
             # commit ensures that no other writer has appended meanwhile.
-            stored, known = self._table.transaction_version(stream), self._versions.get(stream)
+            stored, known = self._table.transaction_version(stream), after.get(stream)
             if stored != known or (stored is not None and offset <= stored):
                 raise StaleTableError(f"store {self.uri}: {stream} is at {stored}, not at {known}")
         return self._table

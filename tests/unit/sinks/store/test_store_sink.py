@@ -192,6 +192,21 @@ def test_a_writer_that_lost_its_partition_is_rejected(tmp_path: Path) -> None:
     assert zombie.load([STREAM]) == {STREAM: 0}
 
 
+def test_rows_are_rejected_if_others_were_appended_since_they_were_read(tmp_path: Path) -> None:
+    """Even if a later update has loaded the table again: a thread may start late."""
+    zombie, owner = (EntriesTable(store_uri=str(tmp_path)) for _ in range(2))
+    zombie.load([STREAM])
+    after = zombie.last_offsets([STREAM])
+    owner.load([STREAM])
+    owner.append(a_row(0), {STREAM: 0}, time_ms=0)
+    zombie.load([STREAM])
+
+    with pytest.raises(StaleTableError):
+        zombie.append([*a_row(0), *a_row(1)], {STREAM: 1}, time_ms=0, after=after)
+
+    assert offsets(tmp_path) == [0]
+
+
 async def test_the_next_offset_is_read_only_after_the_previous_write_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
