@@ -29,12 +29,13 @@ from typing import Final, Literal
 from gpuledger.errors import ArgumentError
 from gpuledger.texts import shorten_middle
 
-Unit = Literal["hour", "day", "week", "month", "year"]
+Unit = Literal["hour", "day", "week", "month", "quarter", "year"]
 LATEST_MS: Final = 7_258_118_400_000
 """The latest time that is accepted: the start of the year 2200."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _UNITS_MS: Final = {"w": 7 * _DAY_MS, "d": _DAY_MS, "h": _HOUR_MS, "m": 60_000, "s": 1000}
+_MONTHS: Final[dict[Unit, int]] = {"month": 1, "quarter": 3, "year": 12}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 _DURATION: Final = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?[smhdw])+", re.ASCII)
@@ -108,7 +109,8 @@ def begin_of_unit(unit: Unit, time_ms: int, *, ahead: int = 0) -> int:
         back = day.isoweekday() % 7 if unit == "week" else 0
         days = ahead * (7 if unit == "week" else 1) - back
         return (time_ms // _DAY_MS + days) * _DAY_MS
-    months = 12 * day.year + (day.month - 1 + ahead if unit == "month" else 12 * ahead)
+    length = _MONTHS[unit]
+    months = ((12 * day.year + day.month - 1) // length + ahead) * length
     begin = datetime(months // 12, months % 12 + 1, 1, tzinfo=UTC)
     return round((begin - _EPOCH) / _MS)
 

@@ -14,26 +14,20 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
-from gpuledger_reports.api.filters import passes
-from gpuledger_reports.api.questions import (
+from gpuledger_reports.api.fields import (
     CONTROLLER_KINDS,
+    NO_OWNER,
     WITHOUT_VALUE,
-    AllocationQuestion,
-    Split,
+    Values,
     dimensions_of,
+    value_of,
 )
+from gpuledger_reports.api.filters import passes
+from gpuledger_reports.api.questions import AllocationQuestion, Split
 from gpuledger_reports.pricing.billing import Bill, BillLine
 from gpuledger_reports.pricing.money import quantize_together, rounded
 from gpuledger_reports.pricing.policy import is_of_device
-from gpuledger_reports.pricing.tenants import (
-    ABSENT,
-    HOST,
-    IDLE,
-    NO_DATA,
-    UNALLOCATED,
-    UNRESPONSIVE,
-    UNUSED,
-)
+from gpuledger_reports.pricing.tenants import ABSENT, IDLE, UNALLOCATED
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import Window, time_text
 
@@ -51,10 +45,6 @@ _COSTLESS: Final = (
     "ramEfficiency", "externalCost",
 )  # fmt: skip
 """Fields of an OpenCost allocation that do not apply to GPUs."""
-_NO_OWNER: Final = ABSENT | {IDLE, UNUSED, UNRESPONSIVE, HOST, UNALLOCATED, NO_DATA}
-"""Special values of tenant dimensions that do not name an owner."""
-Values = Mapping[str, str]
-"""A line's dimension values, by name."""
 
 
 @dataclass(kw_only=True)
@@ -112,14 +102,13 @@ def dimensions_for(
     question: AllocationQuestion, *, find: Callable[[str], tuple[str, ...]] = dimensions_of
 ) -> tuple[str, ...]:
     """Return the dimensions that a bill must have to answer a question."""
-    known = [requested for requested in question.aggregate if requested not in WITHOUT_VALUE]
-    fields = [name for requested in known for name in find(requested)]
+    known = [field for field in question.fields if field not in WITHOUT_VALUE]
+    fields = [name for field in known for name in find(field)]
     # Every line has the model, because allocations show it.
     requested = ["cluster", "model", *(["node"] if question.idle_by_node else []), *fields]
     shared = ["namespace"] if question.share_namespaces else []
     labels = [f"label:{key}" for key, _ in question.share_labels]
-    filtered = [term.dimension for term in question.filters]
-    return tuple(dict.fromkeys([*requested, *shared, *labels, *filtered]))
+    return tuple(dict.fromkeys([*requested, *shared, *labels]))
 
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
@@ -158,7 +147,7 @@ def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str],
     A policy with `share: table` can name tenants that pay for idle; such lines are not included.
     """
     return line.idle_kind is not None and all(
-        value in _NO_OWNER for name, value in values.items() if not is_of_device(name)
+        value in NO_OWNER for name, value in values.items() if not is_of_device(name)
     )
 
 
@@ -190,24 +179,11 @@ def _name(question: AllocationQuestion, values: Values) -> _Name:
     return _Name(passes(values, question.filters, is_absent=lambda _: False), text)
 
 
-def _name_part(requested: str, values: Values) -> str:
+def _name_part(field: str, values: Values) -> str:
     """Return the part of an allocation's name for one requested field, as OpenCost writes it."""
-    if requested in WITHOUT_VALUE:
-        return UNALLOCATED
-    if requested in ("controller", *CONTROLLER_KINDS):
-        kind, name = values["owner_kind"], values["owner_name"]
-        if ABSENT & {kind, name} or CONTROLLER_KINDS.get(requested, kind) != kind:
-            return UNALLOCATED
-        return f"{kind.lower()}:{name}" if requested == "controller" else name
-    if requested == "controllerKind":
-        kind = values["owner_kind"]
-        return UNALLOCATED if kind in ABSENT else kind.lower()
-    value = values[requested]
-    if value in _NO_OWNER:
-        return UNALLOCATED
-    return (
-        f"{requested.removeprefix('label:')}={value}" if requested.startswith("label:") else value
-    )
+    value = value_of(field, values)
+    prefix, _, key = field.partition(":")
+    return f"{key}={value}" if prefix == "label" and value != UNALLOCATED else value
 
 
 def _properties(question: AllocationQuestion, values: Values) -> dict[str, Any]:

@@ -14,15 +14,17 @@ import msgspec
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.query import version_of
+from gpuledger_reports.api import autocomplete
 from gpuledger_reports.api.allocation import allocation_set, dimensions_for
+from gpuledger_reports.api.fields import WITHOUT_VALUE, dimensions_of
 from gpuledger_reports.api.parameters import shown
 from gpuledger_reports.api.questions import (
     AllocationQuestion,
+    AutocompleteQuestion,
     BillQuestion,
     ExplainQuestion,
     Question,
     StoreStateQuestion,
-    dimensions_of,
 )
 from gpuledger_reports.presenting.explanation import explanation_of
 from gpuledger_reports.presenting.output import as_json, dimensions_without_value
@@ -80,7 +82,8 @@ def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
         # The store or the prices are wrong, which the client cannot fix.
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     except (duckdb.OutOfMemoryException, MemoryError):
-        range_name = "window" if isinstance(question, AllocationQuestion) else "period"
+        has_window = isinstance(question, AllocationQuestion | AutocompleteQuestion)
+        range_name = "window" if has_window else "period"
         problem = f"needs more memory than {settings.memory_bytes} bytes; request less at a time"
         return _error(HTTPStatus.BAD_REQUEST, f"{range_name}: {problem}", parameter=range_name)
 
@@ -102,6 +105,14 @@ def _body(question: Question, settings: AnswerSettings) -> bytes:
             by = dimensions_for(question, find=lambda field: _dimensions(field, read.policy))
             maker = BillMaker(_reader(settings, by), read, by=by)
             return _allocations(question, maker)
+        case AutocompleteQuestion():
+            by = autocomplete.dimensions_for(question)
+            maker = BillMaker(_reader(settings, by), read, by=by)
+            bill = maker.make(question.window, with_budgets=False)
+            found = autocomplete.suggestions(bill, question)
+            # Twice, because OpenCost wraps its own response.
+            content = {"code": 200, "status": "success", "data": {"data": found}}
+            return msgspec.json.encode(content) + b"\n"
         case BillQuestion():
             return as_json(_shown_bill(question, settings)).encode()
         case ExplainQuestion():
@@ -142,9 +153,11 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
             problem = f"the answer has more than {MAX_LINES} allocations; request fewer"
             raise ArgumentError("aggregate", problem)
     content: dict[str, Any] = {"code": 200, "status": "success", "data": sets}
+    nameless = (field for field in question.fields if field in WITHOUT_VALUE)
+    missing = {*nameless, *(without_value or ())}
     warnings = [
         *(f"{name}: has no effect here" for name in question.without_effect),
-        *(f"{name}: no allocation has a value" for name in sorted(without_value or ())),
+        *(f"{name}: no allocation has a value" for name in sorted(missing)),
         *([f"no price for {', '.join(sorted(unpriced))}: they cost nothing"] if unpriced else []),
         *(
             [f"GPUs that the inventory lacks: {len(unlisted)}; only their samples are billed"]

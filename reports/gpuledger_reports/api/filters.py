@@ -3,34 +3,46 @@
 Terms such as `namespace:"a","b"` are joined by `+`. An allocation must match all terms. It matches
 a term with `:` if its value equals one of the term's values. It matches a term with `!:` if its
 value equals none of them. Other parts of OpenCost's syntax are rejected.
+
+OpenCost writes the key of a label in brackets; its UI writes it after a colon, as in `aggregate`.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from gpuledger.errors import ArgumentError
+from gpuledger_reports.api.fields import (
+    CONTROLLER_KINDS,
+    WITHOUT_VALUE,
+    Values,
+    dimensions_of,
+    value_of,
+)
 from gpuledger_reports.api.parameters import shown
-from gpuledger_reports.pricing.tenants import ABSENT, UNALLOCATED
 
 MAX_TERMS: Final = 20
-_DIMENSIONS: Final = {
-    "controllerKind": "owner_kind",
-    "controllerName": "owner_name",
-    **{name: name for name in ("cluster", "node", "namespace", "pod")},
+_ALIASES: Final = {
+    # A filter's value is a name, without the kind that allocations by controller have.
+    "controller": "controllerName",
+    "namespacelabel": "namespace-label",
+    "namespaceLabel": "namespace-label",
 }
-_TERM: Final = re.compile(
-    r'(?P<field>\w+)(?:\[(?P<key>[^\]"]+)\])?(?P<not>!?):(?P<values>"[^"]*"(?:\s*,\s*"[^"]*")*)'
+_KNOWN: Final = (
+    *("cluster", "node", "namespace", "controllerKind", "controllerName", *CONTROLLER_KINDS),
+    *("pod", *WITHOUT_VALUE, "label:KEY"),
 )
+_FIELD: Final = r'(?P<field>[\w-]+)(?:\[(?P<key>[^\]"]+)\]|:(?P<after_colon>[^":!]+))?'
+_TERM: Final = re.compile(_FIELD + r'(?P<not>!?):(?P<values>"[^"]*"(?:\s*,\s*"[^"]*")*)')
 _VALUE: Final = re.compile(r'"([^"]*)"')
 # An unescaped plus sign arrives as a space.
 _AND: Final = re.compile(r"\s*\+\s*|\s+")
 
 
 class FilterTerm(NamedTuple):
-    """A condition on a dimension of an allocation."""
+    """A condition on a field of an allocation."""
 
-    dimension: str
+    field: str
     values: tuple[str, ...]
     is_negated: bool
 
@@ -53,31 +65,35 @@ def parse_filter(text: str) -> tuple[FilterTerm, ...]:
     return tuple(terms)
 
 
+def parse_field(text: str, *, option: str) -> str:
+    """Return the field that a filter or a parameter names; raises `ArgumentError` if unknown."""
+    match = re.fullmatch(_FIELD, text)
+    name, key = (match["field"], match["key"] or match["after_colon"]) if match else (text, None)
+    name = _ALIASES.get(name, name)
+    field = f"{name}:{key}" if key else name
+    if not match or not (field in WITHOUT_VALUE or dimensions_of(field)):
+        raise ArgumentError(option, f"unknown field {shown(text)}; fields are {', '.join(_KNOWN)}")
+    return field
+
+
 def passes(
-    values: Mapping[str, str], terms: Sequence[FilterTerm], *, is_absent: Callable[[str], bool]
+    values: Values, terms: Sequence[FilterTerm], *, is_absent: Callable[[str], bool]
 ) -> bool:
     """Return whether dimension values match all terms.
 
-    `values` contains the values by dimension. Dimensions for which `is_absent` returns true count
-    as missing.
+    `values` contains the values by dimension. Fields for which `is_absent` returns true count as
+    missing.
     """
     for term in terms:
-        value = "" if is_absent(term.dimension) else values[term.dimension]
-        value = UNALLOCATED if value in ABSENT else value
-        if term.dimension == "owner_kind":
-            value = value.lower()
+        value = "" if is_absent(term.field) else value_of(term.field, values)
         if (value in term.values) == term.is_negated:
             return False
     return True
 
 
 def _term(match: re.Match[str]) -> FilterTerm:
-    name, key = match["field"], match["key"]
-    dimension = f"label:{key}" if name == "label" and key else _DIMENSIONS.get(name)
-    if dimension is None or (key and name != "label"):
-        known = ", ".join((*_DIMENSIONS, "label[KEY]"))
-        raise ArgumentError("filter", f"unknown field {shown(name)}; fields are {known}")
+    field = parse_field(match[0][: match.start("not") - match.start()], option="filter")
     values = _VALUE.findall(match["values"])
-    if dimension == "owner_kind":
+    if field == "controllerKind":
         values = [value.lower() for value in values]
-    return FilterTerm(dimension, tuple(values), bool(match["not"]))
+    return FilterTerm(field, tuple(values), bool(match["not"]))

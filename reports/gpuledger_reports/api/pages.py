@@ -35,6 +35,8 @@ from gpuledger_reports.api.store_state import StoreState
 
 DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
 DESCRIPTION_PAGE: Final = "/openapi.json"
+KUBECOST_PREFIX: Final = "/model"
+"""Clients of Kubecost write this before the path of an endpoint."""
 _JSON: Final = "application/json"
 _RETRY_SECONDS: Final = {HTTPStatus.SERVICE_UNAVAILABLE: "5"}
 
@@ -93,12 +95,15 @@ class ReportPages:
 
     def app(self) -> Starlette:
         """Return the application that routes requests to the endpoints."""
-        pages = [Route(path, self._show) for path in PAGES]
+        pages = [
+            Route(prefix + path, self._show) for path in PAGES for prefix in ("", KUBECOST_PREFIX)
+        ]
         described = Route(DESCRIPTION_PAGE, _show_description)
         return Starlette(routes=[*pages, described, Route("/{path:path}", _list_pages)])
 
     async def _show(self, request: Request) -> Response:
-        page, begin_seconds = request.scope["path"], time.monotonic()
+        page = request.scope["path"].removeprefix(KUBECOST_PREFIX)
+        begin_seconds = time.monotonic()
         reporting = asyncio.create_task(self._report(page, request.scope["query_string"].decode()))
         leaving = asyncio.create_task(_wait_gone(request))
         try:

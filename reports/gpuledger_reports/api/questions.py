@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from gpuledger.errors import ArgumentError
-from gpuledger_reports.api.filters import FilterTerm, parse_filter
+from gpuledger_reports.api.filters import FilterTerm, parse_field, parse_filter
 from gpuledger_reports.api.parameters import (
     flag,
     listed,
@@ -16,7 +16,6 @@ from gpuledger_reports.api.parameters import (
 )
 from gpuledger_reports.api.sets import parse_accumulate, sets_of
 from gpuledger_reports.pricing.periods import bill_window, parse_window
-from gpuledger_reports.pricing.policy import is_dimension
 from gpuledger_reports.reading.times import Window
 
 Split = Literal["weighted", "even"]
@@ -25,13 +24,9 @@ MAX_DIMENSIONS: Final = 12
 MAX_SHARED: Final = 100
 MAX_ROWS: Final = 100_000
 _DEFAULT_ROWS: Final = 20
-CONTROLLER_KINDS: Final = {
-    "deployment": "Deployment",
-    "statefulset": "StatefulSet",
-    "daemonset": "DaemonSet",
-    "job": "Job",
-}
-"""OpenCost's names for controllers of one kind."""
+MAX_SUGGESTIONS: Final = 1000
+_DEFAULT_SUGGESTIONS: Final = 100
+"""As in OpenCost."""
 WITHOUT_EFFECT: Final = frozenset(
     {
         "metrics",  # the answer always has all of them
@@ -44,8 +39,6 @@ WITHOUT_EFFECT: Final = frozenset(
         "sharelb",  # costs do not include load balancers
     }
 )
-WITHOUT_VALUE: Final = ("container", "service")
-"""Fields of OpenCost that bills do not have; in allocations, their value is `__unallocated__`."""
 _FORMATS: Final = ("", "json")
 _REFUSED: Final = {
     "shareCost": "is not supported; put your own costs into the price file",
@@ -60,6 +53,7 @@ _ALLOCATION: Final = frozenset(
         *("shareNamespaces", "shareLabels", "shareSplit", "filter"),
     }
 )
+_AUTOCOMPLETE: Final = frozenset({"window", "field", "search", "limit", "filter"})
 _BILL: Final = frozenset({"period", "from", "to", "by"})
 _EXPLAIN: Final = _BILL | {"line", "rows"}
 
@@ -86,7 +80,23 @@ class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocat
     filters: tuple[FilterTerm, ...] = ()
     """Conditions on the allocations in the answer. They apply after costs are shared."""
     without_effect: tuple[str, ...] = ()
-    """The given parameters and fields that do not change the answer, for its warnings."""
+    """The given parameters that do not change the answer, for its warnings."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields whose values the answer needs."""
+        return (*self.aggregate, *(term.field for term in self.filters))
+
+
+class AutocompleteQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="autocomplete"):
+    """The parameters of `/allocation/autocomplete`."""
+
+    window: Window
+    field: str
+    search: str = ""
+    """The text that values contain, in any case."""
+    limit: int
+    filters: tuple[FilterTerm, ...] = ()
 
 
 class BillQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="bill"):
@@ -108,7 +118,9 @@ class StoreStateQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="store_s
     """Requests the state on which answers depend: the table versions and the hash of the prices."""
 
 
-Question = AllocationQuestion | BillQuestion | ExplainQuestion | StoreStateQuestion
+Question = (
+    AllocationQuestion | AutocompleteQuestion | BillQuestion | ExplainQuestion | StoreStateQuestion
+)
 
 
 def allocation_question(query: str, now_us: int) -> AllocationQuestion:
@@ -117,9 +129,7 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
     for name, problem in _REFUSED.items():
         if given.get(name, "") not in ("", "0", "false"):
             raise ArgumentError(name, problem)
-    if "window" not in given:
-        raise ArgumentError("window", "is missing; give one such as 7d, today, lastweek or month")
-    window = parse_window(given["window"], option="window", now_us=now_us, max_days=MAX_DAYS)
+    window = _window(given, now_us)
     if given.get("format", "") not in _FORMATS:
         raise ArgumentError("format", f"invalid value {shown(given['format'])}; use json")
     accumulate = parse_accumulate(given.get("accumulateBy") or given.get("accumulate", ""))
@@ -136,9 +146,20 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
         share_labels=_labels(given, "shareLabels"),
         share_split=_split(given, "shareSplit") or "weighted",
         filters=parse_filter(given.get("filter", "")),
-        without_effect=tuple(
-            name for name in (*given, *fields) if name in WITHOUT_EFFECT or name in WITHOUT_VALUE
-        ),
+        without_effect=tuple(name for name in given if name in WITHOUT_EFFECT),
+    )
+
+
+def autocomplete_question(query: str, now_us: int) -> AutocompleteQuestion:
+    """Return the question of an autocomplete request; raises `ArgumentError` if it is invalid."""
+    given = read_query(query, known=_AUTOCOMPLETE)
+    limit = whole_number(given, "limit", default=0, maximum=MAX_SUGGESTIONS)
+    return AutocompleteQuestion(
+        window=_window(given, now_us),
+        field=parse_field(given.get("field", ""), option="field"),
+        search=given.get("search", "").strip(),
+        limit=limit or _DEFAULT_SUGGESTIONS,
+        filters=parse_filter(given.get("filter", "")),
     )
 
 
@@ -159,6 +180,7 @@ def explain_question(query: str, now_us: int) -> ExplainQuestion:
 PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
     "/allocation": allocation_question,
     "/allocation/compute": allocation_question,
+    "/allocation/autocomplete": autocomplete_question,
     "/bill": bill_question,
     "/bill/explain": explain_question,
 }
@@ -166,15 +188,10 @@ PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
 in microseconds."""
 
 
-def dimensions_of(field: str) -> tuple[str, ...]:
-    """Return the bill's dimensions for an OpenCost field; empty if it is unknown."""
-    if field == "controller":
-        return ("owner_kind", "owner_name")
-    if field == "controllerKind":
-        return ("owner_kind",)
-    if field in CONTROLLER_KINDS:
-        return ("owner_kind", "owner_name")
-    return (field,) if is_dimension(field) else ()
+def _window(given: Mapping[str, str], now_us: int) -> Window:
+    if "window" not in given:
+        raise ArgumentError("window", "is missing; give one such as 7d, today, lastweek or month")
+    return parse_window(given["window"], option="window", now_us=now_us, max_days=MAX_DAYS)
 
 
 def _bill(given: Mapping[str, str], now_us: int) -> BillQuestion:

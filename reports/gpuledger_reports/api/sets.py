@@ -10,7 +10,7 @@ from gpuledger.time_ranges import begin_of_unit, parse_duration
 from gpuledger_reports.api.parameters import shown
 from gpuledger_reports.reading.times import HOUR_US, Window
 
-Accumulate = Literal["", "all", "hour", "day", "week", "month"]
+Accumulate = Literal["", "all", "hour", "day", "week", "month", "quarter"]
 MAX_SETS: Final = 400
 """Maximum number of sets of allocations in an answer. Each set needs its own bill."""
 _ACCUMULATE: Final[dict[str, Accumulate]] = {
@@ -18,8 +18,9 @@ _ACCUMULATE: Final[dict[str, Accumulate]] = {
     **dict.fromkeys(("true", "True", "1", "all"), "all"),
     "hour": "hour",
     "day": "day",
-    "week": "week",
+    **dict.fromkeys(("week", "weeknow"), "week"),
     "month": "month",
+    "quarter": "quarter",
 }
 
 
@@ -32,7 +33,8 @@ def parse_accumulate(text: str) -> Accumulate:
         return _ACCUMULATE[text]
     except KeyError as error:
         raise ArgumentError(
-            "accumulate", f"invalid value {shown(text)}; use true, false, hour, day, week or month"
+            "accumulate",
+            f"invalid value {shown(text)}; use true, false, hour, day, week, month or quarter",
         ) from error
 
 

@@ -126,6 +126,14 @@ def test_idle_cost_that_a_table_assigns_belongs_to_the_assignee(
         ('filter=namespace:"other"&shareIdle=true', {"other": "9.33333"}),
         ('filter=pod:"a"&shareIdle=true', {"ns": "9.33333"}),
         ('filter=namespace:"nobody"', {}),
+        ('filter=label:app:"x"', {"ns": "7"}),
+        ('filter=controller:"train"', {"ns": "7"}),
+        ('filter=job:"train"', {"ns": "7"}),
+        ('filter=deployment:"train"', {}),
+        ('filter=deployment:"__unallocated__"', {"ns": "14", "other": "7"}),
+        # A bill does not have these fields.
+        ('filter=container:"main"', {}),
+        ('filter=service!:"web"', {"ns": "14", "other": "7"}),
     ],
 )
 def test_a_filter_selects_allocations_by_their_common_properties(

@@ -41,12 +41,17 @@ def requested(**parameters: str) -> AllocationQuestion:
         ("/allocation", "window=7d&filter=namespace:a", "filter"),
         ("/allocation", "window=7d&filter=namespace~:%22a%22", "filter"),
         ("/allocation", "window=7d&filter=namespace:%22a%22%7Cpod:%22b%22", "filter"),
-        ("/allocation", "window=7d&filter=service:%22a%22", "filter"),
+        ("/allocation", "window=7d&filter=provider:%22a%22", "filter"),
         ("/allocation", "window=7d&filter=label:%22a%22", "filter"),
         ("/allocation", "window=7d&filter=pod[x]:%22a%22", "filter"),
         ("/allocation", "window=7d&aggregate=a,b,c,d,e,f,g,h,i,j,k,l,m", "aggregate"),
         ("/allocation", "window=7d&limit=3", "'limit'"),
         ("/allocation", "window=%ff", "query"),
+        ("/allocation/autocomplete", "field=namespace", "window"),
+        ("/allocation/autocomplete", "window=7d", "field"),
+        ("/allocation/autocomplete", "window=7d&field=provider", "field"),
+        ("/allocation/autocomplete", "window=7d&field=label", "field"),
+        ("/allocation/autocomplete", "window=7d&field=pod&limit=1001", "limit"),
         ("/bill", "period=2026-13", "period"),
         ("/bill", "period=2026-10&from=1800000000", "period"),
         ("/bill", "from=2026-10-01T00:00:00Z", "to"),
@@ -70,7 +75,10 @@ def test_an_invalid_parameter_is_named(path: str, query: str, parameter: str) ->
     st.text(max_size=200)
     | st.dictionaries(
         st.sampled_from(
-            ["window", "step", "period", "from", "to", "by", "rows", "shareLabels", "filter"]
+            [
+                *("window", "step", "period", "from", "to", "by", "rows", "shareLabels"),
+                *("filter", "field", "limit"),
+            ]
         ),
         st.text(max_size=40)
         | st.from_regex(r"\d{0,12}[a-zA-Z]?(,\d{0,12})?")
@@ -105,7 +113,16 @@ def test_any_query_is_a_question_or_names_its_invalid_parameter(path: str, query
                 "filters": (
                     ("namespace", ("a", "b"), False),
                     ("label:app", ("x",), True),
-                    ("owner_kind", ("job",), False),
+                    ("controllerKind", ("job",), False),
+                )
+            },
+        ),
+        (
+            {"filter": 'label:app.kubernetes.io/name:"x"+namespacelabel:team!:"y"'},
+            {
+                "filters": (
+                    ("label:app.kubernetes.io/name", ("x",), False),
+                    ("namespace-label:team", ("y",), True),
                 )
             },
         ),

@@ -94,12 +94,12 @@ EXAMPLES: dict[str, list[str]] = {
     "window": [DAY, "today", "2d", "lastmonth"],
     "aggregate": ["namespace", "controller,label:app", "cluster,node", "team", "gpu"],
     "step": ["1d", "12h"],
-    "accumulate": ["true", "false", "day", "week", "month"],
     "accumulateBy": ["day", "none"],
     "period": ["2026-10", "2026-10-01", "2026"],
     "by": ["namespace", "pod,model", "label:app"],
     "line": ["a", "0"],
-    "filter": ['namespace:"ns"', 'pod!:"a"+label[app]:"x"'],
+    "filter": ['namespace:"ns"', 'pod!:"a"+label[app]:"x"', 'controller:"a" label:app!:"x"'],
+    "field": ["node", "label:app", "container"],
 }
 
 

@@ -40,10 +40,16 @@ def test_sets_are_divided_by_steps_and_calendars(
     assert found == tuple(map(Window, cuts, cuts[1:]))
 
 
+def test_quarters_begin_in_january_april_july_and_october() -> None:
+    cuts = [us(text) for text in ("02-15", "04-01", "07-01", "10-01", "11-02")]
+    found = sets_of(Window(cuts[0], cuts[-1]), step=None, accumulate="quarter")
+    assert found == tuple(map(Window, cuts, cuts[1:]))
+
+
 @given(
     begin=st.integers(0, 60 * 365 * 24),
     hours=st.integers(1, MAX_SETS),
-    accumulate=st.sampled_from(["", "true", "hour", "day", "week", "month"]),
+    accumulate=st.sampled_from(["", "true", "hour", "day", "week", "weeknow", "month", "quarter"]),
     step=st.none() | st.integers(1, 24 * 40).map(lambda hours: f"{hours}h"),
 )
 def test_sets_cover_each_hour_of_the_window_once(
