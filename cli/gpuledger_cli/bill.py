@@ -31,6 +31,7 @@ from gpuledger_cli.store_arguments import (
 from gpuledger_reports.presenting.explanation import (
     conditions_text,
     explanation_of,
+    match_text,
     price_text,
 )
 from gpuledger_reports.presenting.focus import focus_columns, focus_rows
@@ -332,7 +333,7 @@ model, case included; * matches any text."""
     )
 )
 def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAML).")], /) -> int:
-    """Check a file of prices and policies; list the prices with the GPUs to which they apply."""
+    """Check a file of prices and policies; list prices, teams and budgets with their conditions."""
     try:
         read = read_policy(file)
     except PolicyError as error:
@@ -351,9 +352,16 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
         _count(policy.budgets, "budget"),
     )
     sys.stdout.write(f"{file}: ok: {', '.join(counts)}, sha256 {read.sha256[:12]}\n")
-    for price in policy.prices:
+    for at, price in enumerate(policy.prices):
         amount = price_text(price, policy.currency)
-        sys.stdout.write(f"  {price.name}: {conditions_text(price)}: {amount}\n")
+        covering = next((each for each in policy.prices[:at] if each.covers(price)), None)
+        note = f"; never applies, because {covering.name} precedes it" if covering else ""
+        sys.stdout.write(f"  {price.name}: {conditions_text(price)}: {amount}{note}\n")
+    for row in policy.teams:
+        sys.stdout.write(f"  team {row.team}: {match_text(row)}\n")
+    for budget in policy.budgets:
+        amount = f"{budget.amount:f} {policy.currency}"
+        sys.stdout.write(f"  budget {budget.name}: {match_text(budget)}: {amount}\n")
     return MADE
 
 

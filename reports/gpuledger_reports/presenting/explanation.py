@@ -15,7 +15,7 @@ from gpuledger_reports.pricing.billing import Bill, BillLine, BillMaker
 from gpuledger_reports.pricing.closing import ClosedLine, taken_back
 from gpuledger_reports.pricing.lookup import Cell, CellKey, Pricing
 from gpuledger_reports.pricing.money import money_text, text_of
-from gpuledger_reports.pricing.policy import SCOPE, Price
+from gpuledger_reports.pricing.policy import SCOPE, BudgetRow, Dated, Price, TeamRow
 from gpuledger_reports.pricing.rates import gpu_hour_of
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import HOUR_US, time_text
@@ -184,9 +184,18 @@ def conditions_text(price: Price) -> str:
     if price.model and not set("*?").intersection(price.model):
         exact = f"model {price.model}"
         found[found.index(exact)] = f"{exact} (only this whole name; *{price.model}* matches parts)"
-    found += [f"from {price.since}"] if price.since else []
-    found += [f"to {price.until}"] if price.until else []
-    return ", ".join(found) or "any GPU"
+    return ", ".join([*found, *_days_texts(price)]) or "any GPU"
+
+
+def match_text(row: TeamRow | BudgetRow) -> str:
+    """Return the tenants and days to which a team or a budget applies."""
+    found = [f"{name} {pattern}" for name, pattern in row.match.items()]
+    return ", ".join([*found, *_days_texts(row)]) or "any tenant"
+
+
+def _days_texts(row: Dated | BudgetRow) -> list[str]:
+    since = [f"from {row.since}"] if row.since else []
+    return [*since, f"to {row.until}"] if row.until else since
 
 
 def price_text(price: Price, currency: str) -> str:

@@ -56,6 +56,19 @@ def fits_pattern(value: str, pattern: str) -> bool:
     return fnmatchcase(value, pattern.replace("[", "[[]"))
 
 
+def _has_wildcards(pattern: str | None) -> bool:
+    return bool(set("*?").intersection(pattern or ""))
+
+
+def _covers(pattern: str | None, other: str | None) -> bool:
+    """Return whether a pattern certainly matches all values that another pattern matches."""
+    if pattern is None or pattern == other:
+        return True
+    values = "*" if other is None else other
+    # The wildcards of the other pattern are texts here, which only a `*` may match.
+    return fits_pattern(values, pattern) and not ("?" in pattern and _has_wildcards(values))
+
+
 def has_product(model: str, product: str) -> bool:
     """Return whether a GPU's name has all words of a product, in any case.
 
@@ -153,6 +166,26 @@ class Scoped(Dated, frozen=True, kw_only=True):
     capacity_type: str | None = None
     model: str | None = None
     mig_profile: str | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.product is not None and not _WORD.search(self.product.upper()):
+            raise ValueError("`product` must have a word of the GPU's model, such as H100")
+
+    def covers(self, other: "Scoped") -> bool:
+        """Return whether this row certainly applies to all devices and days of another row."""
+        has_words = self.product is None or has_product(
+            # Only a model without wildcards certainly has certain words.
+            other.product or ("" if _has_wildcards(other.model) else other.model or ""),
+            self.product,
+        )
+        return (
+            has_words
+            and all(_covers(getattr(self, name), getattr(other, name)) for name in SCOPE)
+            and (self.since is None or bool(other.since and self.since <= other.since))
+            and (self.until is None or bool(other.until and other.until <= self.until))
+        )
 
     def fits(self, facts: Mapping[str, str | None]) -> bool:
         """Return whether a device's facts match every pattern that is set."""

@@ -340,6 +340,27 @@ def test_check_lists_each_price_with_its_conditions(
     assert capsys.readouterr().out.splitlines()[1].startswith(f"  {shown}")
 
 
+def test_check_lists_teams_and_budgets_and_prices_that_never_apply(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("""
+prices:
+- {name: rest, per_gpu_hour: 2}
+- {name: h100, product: H100, per_gpu_hour: 3}
+teams: [{team: nlp, match: {namespace: "nlp-*"}, from: 2026-10-01}]
+budgets:
+- {name: october, amount: 500, from: 2026-10-01, to: 2026-11-01, match: {team: nlp}}
+""")
+    assert main(["bill", "check", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  rest: any GPU: 2 USD per GPU h",
+        "  h100: product H100: 3 USD per GPU h; never applies, because rest precedes it",
+        "  team nlp: namespace nlp-*, from 2026-10-01",
+        "  budget october: team nlp, from 2026-10-01, to 2026-11-01: 500 USD",
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "currency: EUR\n", "prices: []\n"])
 def test_a_file_without_a_price_is_an_error(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -5,12 +5,13 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_reports.pricing.money import CURRENCIES, minor_digits, quantize_together, text_of
-from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.pricing.policy import BillPolicy, Scoped
 from gpuledger_reports.pricing.policy_file import (
     DEFAULT_FILE,
     PolicyError,
@@ -50,6 +51,10 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
         (
             "prices:\n- {name: a, per_gpu_hour: 1, from: 2026-02-01, to: 2026-01-01}",
             ["line 2: prices[0]", "later day"],
+        ),
+        (
+            'prices:\n- {name: a, per_gpu_hour: 1, product: " -"}',
+            ["line 2: prices[0].product", "a word"],
         ),
         ("idle:\n- {kind: idle, share: table}", ["line 2: idle[0]", "`by` and `weights`"]),
         ("idle:\n- {kind: unalocated, share: even}", ["line 2: idle[0].kind"]),
@@ -244,6 +249,59 @@ def test_the_built_in_prices_recognize_products_by_their_names(
     book = PriceBook(read_policy(None).policy)
     price = book.rate_of(DeviceTraits("prod", "n", model), date(2026, 10, 1)).price
     assert (price.name if price else None) == name
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ({}, {"product": "H100"}),
+        ({"model": "*H100*"}, {"model": "NVIDIA H100*SXM?"}),
+        ({"model": "A?00"}, {"model": "A100"}),
+        ({"product": "H100"}, {"product": "h100 80GB", "region": "us"}),
+        ({"product": "H100"}, {"model": "NVIDIA H100 PCIe"}),
+        ({"region": "*"}, {"model": "A100"}),
+        ({"to": "2027-01-01"}, {"from": "2026-10-01", "to": "2026-11-01"}),
+    ],
+)
+def test_a_row_covers_rows_with_the_same_or_more_conditions(
+    earlier: dict[str, str], later: dict[str, str]
+) -> None:
+    rows = [msgspec.convert(row, Scoped) for row in (earlier, later)]
+    assert rows[0].covers(rows[1])
+    assert not rows[1].covers(rows[0])
+
+
+PATTERNS = st.text("ab*?", max_size=4)
+DAYS = st.dates(date(2026, 1, 1), date(2026, 1, 6))
+
+
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "product": st.sampled_from(["a", "b", "a b", "B-A"]),
+                "model": PATTERNS | st.sampled_from(["a b", "a b*"]),
+                "region": PATTERNS,
+                "from": DAYS,
+                "to": DAYS.map(lambda day: day.replace(month=2)),
+            },
+        ).map(lambda row: msgspec.convert(row, Scoped)),
+        min_size=2,
+        max_size=2,
+    ),
+    model=st.none() | st.text("ab -", max_size=4),
+    region=st.none() | st.text("ab", max_size=3),
+    day=DAYS,
+)
+def test_no_device_or_day_of_a_covered_row_is_outside_the_row_that_covers_it(
+    rows: list[Scoped], model: str | None, region: str | None, day: date
+) -> None:
+    earlier, later = rows
+    facts = {"model": model, "region": region}
+    if earlier.covers(later) and later.holds_on(day) and later.fits(facts):
+        assert earlier.holds_on(day)
+        assert earlier.fits(facts)
 
 
 RATES = """
