@@ -85,10 +85,10 @@ def _run(module: str, *, script: str, extra: str) -> "int | None":
 
 def describe_missing(error: ModuleNotFoundError, extra: str) -> str:
     """Return the message for a missing module, with the command that installs its extra."""
-    return (
-        f"the module {error.name} is not installed; run `pip install '.[{extra}]'` in a checkout"
-        " of gpuledger"
-    )
+    # The dependencies only: installing `.[extra]` would replace an editable installation. With this
+    # Python, because `pip` may belong to another one.
+    install = f"{sys.executable} -m pip install -r requirements/{extra}.lock"
+    return f"the module {error.name} is not installed; run `{install}` in a checkout of gpuledger"
 
 
 def end_on_signals() -> None:

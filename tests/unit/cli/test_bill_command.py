@@ -229,7 +229,7 @@ def test_without_its_libraries_a_page_is_one_line_with_the_remedy(store: str) ->
     ran = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
-    assert [word for word in ("vl_convert", "pip install '.[html]'") if word not in line] == []
+    assert [word for word in ("vl_convert", "-r requirements/html.lock") if word not in line] == []
 
 
 def test_a_line_is_explained_down_to_its_price_and_its_events(

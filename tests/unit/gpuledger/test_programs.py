@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,10 +42,12 @@ def test_a_program_whose_extra_is_not_installed_names_the_command_that_installs_
     done = gpuledger(*argv.split(), without=module)
 
     assert (done.returncode, done.stdout) == (2, "")
+    lock = f"requirements/{extra}.lock"
     assert done.stderr == (
-        f"{program}: the module {module} is not installed; run `pip install '.[{extra}]'` in a"
-        " checkout of gpuledger\n"
+        f"{program}: the module {module} is not installed; run `{sys.executable} -m pip install -r"
+        f" {lock}` in a checkout of gpuledger\n"
     )
+    assert (Path(__file__).parents[3] / lock).is_file()
 
 
 def test_a_missing_module_of_ours_is_an_internal_error() -> None:
