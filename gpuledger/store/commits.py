@@ -65,6 +65,14 @@ def made_ms(commit: Mapping[str, Any]) -> int:
     return int(commit.get("timestamp", 0))
 
 
+def newest_ms(table: DeltaTable) -> int:
+    """Return the time of a table's loaded version, in milliseconds since the epoch; 0 if unknown.
+
+    A commit whose file is empty, as after a power failure, has no time.
+    """
+    return made_ms(next(iter(latest_commits(table, 1)), {}))
+
+
 def hours_since(commits: Iterable[Mapping[str, Any]]) -> set[int] | None:
     """Return the hours for which the commits have added rows, as hours since 1970.
 

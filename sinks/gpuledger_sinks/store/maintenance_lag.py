@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
-from gpuledger.store.commits import latest_commits, made_ms, summed_time
+from gpuledger.store.commits import newest_ms, summed_time
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
 from gpuledger_sinks.errors import ReceiverUnavailableError
 from gpuledger_sinks.metrics import MAINTENANCE_LAG_SECONDS
@@ -62,7 +62,7 @@ class MaintenanceLag:
         if not self._usage.exists():
             return 0
         with storage_errors(self._usage.uri):
-            written_ms = made_ms(latest_commits(self._usage.open(), 1)[0])
+            written_ms = newest_ms(self._usage.open())
             summed_ms = None
             if self._hourly.exists():
                 summed_ms = self._hourly.open().transaction_version(summed_time(USAGE.name))

@@ -37,6 +37,7 @@ from gpuledger.store.commits import (
     latest_marks,
     made_ms,
     marks_of_partitions,
+    newest_ms,
     summed_time,
     summed_up_to,
 )
@@ -289,7 +290,7 @@ class Rollup:
         done = [
             Transaction(self._summed, source.version(), time_ms),
             Transaction(self._summed_late, source.version(), time_ms),
-            Transaction(self._summed_time, made_ms(latest_commits(source, 1)[0]), time_ms),
+            Transaction(self._summed_time, newest_ms(source), time_ms),
         ]
         marks = {**news.marks, ALL: min(news.marks.values())} if news.marks else None
         for day, hours in days[:-1]:

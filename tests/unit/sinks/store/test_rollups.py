@@ -131,6 +131,19 @@ def test_a_commit_without_its_hours_causes_all_hours_to_be_recomputed(store: Sto
     assert store.hours() == {0: 3, 1: 4}
 
 
+def test_a_commit_whose_file_is_empty_changes_no_sum(store: Store) -> None:
+    """Like the newest commit after a power failure; the sink writes its rows again."""
+    store.add((1, 1), (24 * 60, 2))
+    for offset in range(2):
+        store.add((61, 4))
+        max((store.path / "usage" / "_delta_log").glob("*.json")).write_bytes(b"")
+        store.sum_up()
+        assert store.hours() == {0: 1, 24: 2} | ({1: 4} if offset else {})
+        store.add((61, 4))
+        store.sum_up()
+        assert store.hours() == {0: 1, 1: 4 * (offset + 1), 24: 2}
+
+
 def test_purged_minutes_are_not_recomputed_and_late_ones_are_added_once(
     store: Store,
 ) -> None:
