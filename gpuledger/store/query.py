@@ -147,6 +147,23 @@ def open_table(
         ) from error
 
 
+def open_own_table(
+    store_uri: str, schema: TableSchema, storage_options: Mapping[str, str] | None = None
+) -> DeltaTable | None:
+    """Return a table like `open_table`; it has the columns that every version of gpuledger writes.
+
+    Raises `UserError` if a column is missing, because a data lake may have its own table with this
+    name.
+    """
+    table = open_table(store_uri, schema.name, storage_options)
+    found = {field.name for field in table.schema().fields} if table else set()
+    needed = [column.name for column in schema.columns if not column.nullable]
+    missing = ", ".join(name for name in needed if name not in found)
+    if table and missing:
+        raise no_store(store_uri, f"the table {schema.name} lacks {missing} in the store at")
+    return table
+
+
 def unfold(error: BaseException) -> str:
     """Return deltalake's error and its causes in one line.
 

@@ -18,7 +18,8 @@ from gpuledger.store.commits import (
     summed_time,
     summed_up_to,
 )
-from gpuledger.store.query import days_of_files, open_table
+from gpuledger.store.query import days_of_files, open_own_table
+from gpuledger.store.schema import TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
 from gpuledger_reports.reading.times import DAY_US, HOUR_US
 
@@ -32,13 +33,15 @@ class StoreSnapshot:
     def __init__(
         self,
         store_uri: str,
-        names: Iterable[str],
+        tables: Iterable[TableSchema],
         *,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        # The order of names matters. If `usage` is opened first, the hourly sums can only include
+        # The order of tables matters. If `usage` is opened first, the hourly sums can only include
         # more rows than `usage`, and minutes that are purged meanwhile are still listed.
-        self._tables = {name: open_table(store_uri, name, storage_options) for name in names}
+        self._tables = {
+            schema.name: open_own_table(store_uri, schema, storage_options) for schema in tables
+        }
         self.files: dict[str, dict[str | None, list[str]]] = {
             name: days_of_files(table) if table else {} for name, table in self._tables.items()
         }

@@ -285,8 +285,7 @@ class UsageReader:
         `UserError` if the store has no usage.
         """
         self._uri, self._options, self._is_finished = store_uri, storage_options, is_finished
-        names = (table.name for table in _INPUTS)
-        self._snapshot = StoreSnapshot(store_uri, names, storage_options=storage_options)
+        self._snapshot = StoreSnapshot(store_uri, _INPUTS, storage_options=storage_options)
         self._files = self._snapshot.files
         if not (self._files[USAGE.name] or self._files[USAGE_HOURLY.name]):
             raise no_store(store_uri, "no usage in the store at")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from deltalake import DeltaTable
+from arro3.core import Array, DataType, Table
+from deltalake import DeltaTable, write_deltalake
 
 from gpuledger.store.commits import describe
 from gpuledger_cli.bill import MADE, BillOf
@@ -119,6 +120,20 @@ def test_an_unreadable_file_of_the_store_is_one_line_and_a_retryable_exit_code(
         error = capsys.readouterr().err
         assert error.startswith("gpuledger: cannot read the store")
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["inventory", "pods", "usage_hourly"])
+def test_a_table_of_the_same_name_with_other_columns_is_one_line(
+    store: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(Path(store) / name)
+    other = Table.from_pydict({"cluster": Array(["eu"], type=DataType.utf8())})
+    write_deltalake(str(Path(store) / name), other)
+    assert main(["bill", "--store", store]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"gpuledger: the table {name} lacks ")
+    assert "node" in error
+    assert error.count("\n") == 1
 
 
 def test_an_impossible_period_is_rejected_immediately(

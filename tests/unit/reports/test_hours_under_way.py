@@ -103,7 +103,7 @@ def test_commits_after_a_store_was_opened_do_not_change_its_snapshot(
         write_store(tmp_path, properties=hours_of_rows(rows), usage=rows)
         if hour == 0:
             roll_up(tmp_path)
-    opened = StoreSnapshot(str(tmp_path), [USAGE.name, USAGE_HOURLY.name])
+    opened = StoreSnapshot(str(tmp_path), [USAGE, USAGE_HOURLY])
     later = minutes_of(2, [0])
     write_store(tmp_path, properties=hours_of_rows(later), usage=later)
     assert opened.changed_hours_us == frozenset({BEGIN_US + HOUR_US})
