@@ -167,6 +167,9 @@ class DeviceSlices(NamedTuple):
 
 
 UNKNOWN_SLICES: Final = DeviceSlices(None, None, None, None)
+GPU_UNITS: Final = 27_720
+"""The units in which the parts of a physical GPU are counted. Divisible by the number of slices of
+any physical GPU with at most twelve, so that the units of a device are a whole number."""
 
 
 def slices_of(books: GpuBooks) -> DeviceSlices:
@@ -181,6 +184,18 @@ def slices_of(books: GpuBooks) -> DeviceSlices:
         books.gpu_compute_slices,
         books.gpu_memory_slices,
     )
+
+
+def gpu_units_of(books: GpuBooks) -> int | None:
+    """Return how many of the `GPU_UNITS` of its physical GPU the device has, by compute slices.
+
+    A GPU without known slices is a whole physical GPU. `None` if the device's part is unknown.
+    """
+    own, of_gpu = books.compute_slices, books.gpu_compute_slices
+    if of_gpu is None:
+        # The books of a GPU that is not partitioned have no slices.
+        return GPU_UNITS if books.reading.parent_uuid is None else None
+    return None if own is None or not of_gpu or GPU_UNITS % of_gpu else own * (GPU_UNITS // of_gpu)
 
 
 def energy_method_of(books: GpuBooks) -> EnergyMethod | None:

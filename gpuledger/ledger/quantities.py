@@ -149,7 +149,7 @@ BUSY_NS: Final = Quantity(
     " host, unattributed (user unknown), or idle (no kernel ran).",
     total_name="busy_seconds_total",
     total_help="Total time in which the category's kernels ran on the GPU; for idle, time in which"
-    " none ran.",
+    " none ran. A MIG instance counts as its part of the physical GPU.",
 )
 ALLOCATED_NS: Final = Quantity(
     name="allocated_ns",
@@ -165,7 +165,7 @@ ALLOCATED_NS: Final = Quantity(
     " used or not. Sums to 1 over each device, also while it does not respond.",
     total_name="allocated_seconds_total",
     total_help="Total time for which the GPU was allocated to the container or job, used or not;"
-    " for idle, not allocated. Half of a GPU counts half of the time.",
+    " for idle, not allocated. A share or a MIG instance counts as its part of the physical GPU.",
 )
 QUANTITIES: Final = (
     BUSY_NS,

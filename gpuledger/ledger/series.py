@@ -16,15 +16,16 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from gpuledger.ledger.entries import (
+    GPU_UNITS,
     NO_POD,
     PodIndex,
     PodOfEntry,
     allocated_job_of,
     digest_of_described,
     energy_method_of,
+    gpu_units_of,
     job_of,
     shared,
-    slices_of,
 )
 from gpuledger.ledger.families import (
     ACCOUNT,
@@ -434,19 +435,11 @@ def _of_allocatees(
         # Only idle entries have allocated time.
         if group is not None and entry.allocated_ns is not None:
             allocated[group] = allocated.get(group, 0) + entry.allocated_ns
-    slices = slices_of(books)
-    compute_slices, gpu_slices = slices.compute_slices, slices.gpu_compute_slices
-    fraction: float | None = None
-    if gpu_slices:
-        # If the slices of an instance are unknown, so are the slices without an instance.
-        fraction = None if compute_slices is None else compute_slices / gpu_slices
-    elif books.reading.parent_uuid is None:
-        # A GPU without known slices is a whole physical GPU.
-        fraction = 1.0
+    units = gpu_units_of(books)
     return {
         group: (
             allocated_ns / interval_ns,
-            None if fraction is None else allocated_ns * fraction / interval_ns,
+            None if units is None else allocated_ns * units / (GPU_UNITS * interval_ns),
         )
         for group, allocated_ns in allocated.items()
     }

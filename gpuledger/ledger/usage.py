@@ -2,7 +2,9 @@
 
 The table of counters (`COUNTERS`) is made from the booked quantities; `used_in` yields by how much
 an event increases each counter. A quantity that is a level over the tick, such as memory, is
-counted as the amount times the interval.
+counted as the amount times the interval. Time is counted as time of the physical GPU: a MIG
+instance counts as its part of the GPU, by compute slices, so that a sum over devices is GPU-hours
+as in bills. The time of an instance whose part is unknown is not counted.
 
 All amounts are whole numbers. A series belongs to a device and a category, and to a pod's container
 by UID and name or to a job by its id; these labels never change while the series lives. If a
@@ -11,22 +13,27 @@ yielded with the key for looking up the names (`Unnamed`), and the caller keeps 
 are known.
 
 The counter of `unattributed` never falls, even if a late adjustment moves busy time from it to a
-container; the moved time is counted in a separate series. Idle time has no user; the container or
-job to which the device is allocated is counted as allocated. The series of a device add up exactly
-to its entries. This module does no I/O.
+container; the moved time is counted in a separate series. Idle time has no user. The allocated time
+of an idle entry, and its idle time and energy as unused, count for the container or job to which
+the part of the device is allocated. The series of a device add up exactly
+to its entries, and those of all devices of a physical GPU to the time of the GPU. This module does
+no I/O.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from gpuledger.ledger.entries import (
+    GPU_UNITS,
     PodIndex,
     PodOfEntry,
     allocated_job_of,
     digest_of_described,
     gpu_of,
+    gpu_units_of,
     job_of,
     shared,
 )
@@ -43,24 +50,52 @@ from gpuledger.ledger.quantities import ALLOCATED_NS, BOOKED, BUSY_NS, Quantity
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import Category, Entry, GpuEvent, PodState
 
-SETTLED: Final = "settled_busy_ns"
-"""Busy time that late adjustments have moved away from `unattributed`."""
-COUNTED: Final = (*(quantity.name for quantity in BOOKED), SETTLED)
-"""Names of the counted quantities, in the order of `UsedAmounts`."""
-_SETTLED_INDEX: Final = COUNTED.index(SETTLED)
-_BUSY_INDEX: Final = COUNTED.index(BUSY_NS.name)
-_ALLOCATED_INDEX: Final = COUNTED.index(ALLOCATED_NS.name)
-_NOTHING: Final = (None,) * len(COUNTED)
 _NS_PER_SECOND: Final = 10**9
+
+
+def _is_time(quantity: Quantity) -> bool:
+    """Return whether a quantity is counted in units of a nanosecond of a physical GPU."""
+    return quantity.unit == "ns"
+
+
+def counted_name(quantity: Quantity) -> str:
+    """Return the name of a booked quantity in `COUNTED`."""
+    return f"{quantity.name.removesuffix('_ns')}_units" if _is_time(quantity) else quantity.name
+
+
+UNUSED: Final = "unused_units"
+"""Idle time of the part of a device that is allocated to a container or job."""
+UNUSED_ENERGY: Final = "unused_energy_millijoules"
+"""Energy of this part in its idle time."""
+SETTLED: Final = "settled_busy_units"
+"""Busy time that late adjustments have moved away from `unattributed`."""
+COUNTED: Final = (*map(counted_name, BOOKED), UNUSED, UNUSED_ENERGY, SETTLED)
+"""Names of the counted quantities, in the order of `UsedAmounts`. Times are in units: a nanosecond
+of a physical GPU has `GPU_UNITS`."""
+_UNUSED_INDEX: Final = COUNTED.index(UNUSED)
+_UNUSED_ENERGY_INDEX: Final = COUNTED.index(UNUSED_ENERGY)
+_SETTLED_INDEX: Final = COUNTED.index(SETTLED)
+_BUSY_INDEX: Final = BOOKED.index(BUSY_NS)
+_ALLOCATED_INDEX: Final = BOOKED.index(ALLOCATED_NS)
+_ENERGY_INDEX: Final = COUNTED.index("energy_millijoules")
+_NOTHING: Final = (None,) * len(COUNTED)
+_ALLOCATEES: Final = frozenset({Category.POD.value, Category.JOB.value})
+"""The categories of users to which devices are allocated."""
 
 
 def _units_per_base(quantity: Quantity) -> int:
     """Return the divisor that converts a counter's whole number to the base unit of its series."""
-    by_time = _NS_PER_SECOND if quantity.is_gauge else 1
+    by_time = _NS_PER_SECOND if quantity.is_gauge else GPU_UNITS if _is_time(quantity) else 1
     return quantity.units_per_base * by_time
 
 
-_DIVISORS: Final = (*map(_units_per_base, BOOKED), _NS_PER_SECOND)
+_TIME_DIVISOR: Final = _NS_PER_SECOND * GPU_UNITS
+_DIVISORS: Final = (
+    *map(_units_per_base, BOOKED),
+    _TIME_DIVISOR,
+    BOOKED[_ENERGY_INDEX].units_per_base,
+    _TIME_DIVISOR,
+)
 COUNTERS: Final = Family(
     labels=("gpu_uuid", "category", "namespace", "pod", "pod_uid", "container", "job_id"),
     metrics=(
@@ -71,6 +106,17 @@ COUNTERS: Final = Family(
                 kind="counter",
             )
             for quantity in BOOKED
+        ),
+        FamilyMetric(
+            name="gpuledger_gpu_unused_seconds_total",
+            help="Total time for which the GPU was allocated to the container or job and no kernel"
+            " ran; absent if the driver does not report use.",
+            kind="counter",
+        ),
+        FamilyMetric(
+            name="gpuledger_gpu_unused_energy_joules_total",
+            help="Total energy of the GPU in this time.",
+            kind="counter",
         ),
         FamilyMetric(
             name="gpuledger_gpu_late_adjustment_busy_seconds_total",
@@ -179,7 +225,7 @@ def gauges_of(
     A gauge has no value if the counter's amount is unknown. With `has_maxima`, the gauges of the
     maxima are included.
     """
-    known = dict(zip(COUNTED, amounts, strict=True))
+    known = dict(zip((one.name for one in BOOKED), amounts, strict=False))
     gpu_uuid, category, *container, job_id = labels
     values = [None if known.get(one.name) is None else 0.0 for one in QUANTITIES_OF_USERS]
     group = SeriesGroup(POD, (gpu_uuid, *container))
@@ -224,24 +270,25 @@ def used_in(
         if device is None or device.owners != of_entries:
             device = owners.users_of(gpu_uuid, books.entries, of_entries)
         known.devices[gpu_uuid] = device
+        factors = _factors(gpu_units_of(books), interval_ns)
         for entry, user, allocatee in zip(
             books.entries, device.users, device.allocatees, strict=True
         ):
-            amounts = _amounts_of(entry, interval_ns)
-            allocated_ns, amounts[_ALLOCATED_INDEX] = amounts[_ALLOCATED_INDEX], None
+            amounts = _amounts_of(entry, factors)
+            allocated = _take_allocated(entry, amounts, allocatee)
             yield Used(user, amounts)
-            if allocated_ns is not None:
-                allocated: UsedAmounts = [*_NOTHING]
-                allocated[_ALLOCATED_INDEX] = allocated_ns
+            if allocated is not None:
                 yield Used(allocatee, allocated)
     for adjustment in event.late_adjustments or ():
-        gpu_uuid = gpu_of(adjustment, event).reading.uuid
+        books = gpu_of(adjustment, event)
+        if (units := gpu_units_of(books)) is None:
+            continue
         for entry in adjustment.entries:
             adjusted: UsedAmounts = [*_NOTHING]
             # A negative amount is busy time that was counted for the category earlier.
             index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
-            adjusted[index] = abs(entry.busy_ns or 0)
-            yield Used(owners.user_of(gpu_uuid, entry), adjusted)
+            adjusted[index] = abs(entry.busy_ns or 0) * units
+            yield Used(owners.user_of(books.reading.uuid, entry), adjusted)
 
 
 def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
@@ -269,18 +316,47 @@ _booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
 _owner_key: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
     "category", "container", "allocation", "job_id"
 )
-_MULTIPLIED: Final = tuple(index for index, quantity in enumerate(BOOKED) if quantity.is_gauge)
+_OTHERS: Final = (None,) * (len(COUNTED) - len(BOOKED))
 
 
-def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
-    amounts: UsedAmounts = [*_booked_amounts(entry), None]
-    for index in _MULTIPLIED:
+_Factors = tuple[tuple[int, int | None], ...]
+"""Positions of booked quantities, and the factors by which they are counted. A quantity with the
+factor `None` is not counted."""
+
+
+# Most devices of a tick have the same factors.
+@lru_cache(maxsize=256)
+def _factors(units: int | None, interval_ns: int) -> _Factors:
+    """Return the factors of a device with these units in a tick."""
+    return tuple(
+        (index, units if _is_time(quantity) else interval_ns)
+        for index, quantity in enumerate(BOOKED)
+        if _is_time(quantity) or quantity.is_gauge
+    )
+
+
+def _amounts_of(entry: Entry, factors: _Factors) -> UsedAmounts:
+    amounts: UsedAmounts = [*_booked_amounts(entry), *_OTHERS]
+    for index, factor in factors:
         if (amount := amounts[index]) is not None:
-            amounts[index] = amount * interval_ns
+            amounts[index] = None if factor is None else amount * factor
     # The entries of a tick are never negative, but anybody may have written the event.
     if (amounts[_BUSY_INDEX] or 0) < 0:
         amounts[_BUSY_INDEX] = None
     return amounts
+
+
+def _take_allocated(entry: Entry, amounts: UsedAmounts, allocatee: User) -> UsedAmounts | None:
+    """Remove the allocated time from an entry's amounts; return the amounts of its allocatee."""
+    units, amounts[_ALLOCATED_INDEX] = amounts[_ALLOCATED_INDEX], None
+    if units is None:
+        return None
+    allocated: UsedAmounts = [*_NOTHING]
+    allocated[_ALLOCATED_INDEX] = units
+    if entry.category is Category.IDLE and allocatee.labels.category in _ALLOCATEES:
+        allocated[_UNUSED_INDEX] = amounts[_BUSY_INDEX]
+        allocated[_UNUSED_ENERGY_INDEX] = amounts[_ENERGY_INDEX]
+    return allocated
 
 
 _NO_OWNER: Final = CountedLabels("", "")

@@ -48,10 +48,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gpuledger.ledger.entries import GPU_UNITS
 from gpuledger_reports.reading.times import HOUR_US
 
-UNITS: Final = 27_720
-"""Divisible by the number of slices of any physical GPU with at most twelve."""
+UNITS: Final = GPU_UNITS
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
 _LONGEST_NS: Final = 1000 * HOUR_US * 1000
 """Maximum time of a party on a device in an hour. Even an hour in which a clock was set has less;

@@ -1,17 +1,19 @@
 """Every unit of a physical GPU's time is billed once, by the rules."""
 
 from collections import Counter, defaultdict
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger.ledger.entries import gpu_units_of
 from gpuledger_reports.reading import charging_sql
-from gpuledger_reports.reading.charging_sql import UNITS
+from gpuledger_reports.reading.charging_sql import FACTOR, UNITS
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_day import days_of
@@ -29,6 +31,7 @@ from tests.unit.reports.stores import (
     used,
     write_store,
 )
+from tests.unit.sinks.builders import books, reading
 
 HOURS = 2
 WINDOW = Window(BEGIN_US, BEGIN_US + HOURS * HOUR_US)
@@ -228,3 +231,20 @@ def test_minutes_are_billed_like_the_hour_that_they_sum_to(rows: list[Row]) -> N
         charged = charged_by_store(by_minute, ALL_ALLOCATED)
         assert charged == charged_by_store(hourly, ALL_ALLOCATED)
         assert sum(charged.billed.values()) == 2 * HOURS * HOUR_NS * UNITS
+
+
+@pytest.mark.parametrize("parent", [None, "GPU-1"], ids=["a GPU", "an instance"])
+def test_a_device_has_the_same_part_of_its_gpu_in_bills_and_in_counters(parent: str | None) -> None:
+    """A part that counters do not know costs nothing."""
+    known = [None, *range(1, 15)]
+    cases = [*product(known, known)]
+    device = reading(uuid="device", parent_uuid=parent, mig_enabled=parent is None)
+    counted = [
+        gpu_units_of(books(device, compute_slices=own, gpu_compute_slices=of_gpu)) or 0
+        for own, of_gpu in cases
+    ]
+    with duckdb.connect() as connection:
+        sql = f"SELECT {FACTOR} FROM (SELECT ? AS slices, ? AS gpu_slices, ? AS parent_uuid)"  # noqa: S608  # our own names
+        billed = [connection.execute(sql, [*case, parent]).fetchall()[0][0] for case in cases]
+
+    assert counted == billed

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.ledger.usage import CountedLabels, KnownUsers, Unnamed, used_in
+from gpuledger.ledger.entries import GPU_UNITS
+from gpuledger.ledger.usage import (
+    COUNTED,
+    UNUSED,
+    UNUSED_ENERGY,
+    CountedLabels,
+    KnownUsers,
+    Unnamed,
+    used_in,
+)
 from gpuledger.records import Category, Entry, GpuBooks, GpuEvent, PodDescription, PodState
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, pod, reading
 
@@ -54,16 +63,16 @@ def test_used_and_allocated_amounts_of_a_job_are_counted_under_its_id() -> None:
         Category.IDLE,
         busy_ns=5,
         memory_bytes=None,
-        energy_millijoules=None,
+        energy_millijoules=7,
         allocated_ns=8,
         job_id="7",
     )
     jobs = CountedLabels("GPU-1", "job", job_id="7")
 
     assert added(event(gpus=[books(reading(uuid="GPU-1"), job, idle)])) == [
-        (jobs, None, [3, None, None, None, None]),
-        (CountedLabels("GPU-1", "idle"), None, [5, None, None, None, None]),
-        (jobs, None, [None, None, None, 8, None]),
+        (jobs, None, [3 * GPU_UNITS, *[None] * 6]),
+        (CountedLabels("GPU-1", "idle"), None, [5 * GPU_UNITS, None, 7, *[None] * 4]),
+        (jobs, None, [None, None, None, 8 * GPU_UNITS, 5 * GPU_UNITS, 7, None]),
     ]
 
 
@@ -93,11 +102,87 @@ def test_the_amounts_of_a_device_sum_to_its_entries(tick: GpuEvent) -> None:
 
     for device in tick.gpus:
         assert of_devices[device.reading.uuid] == [
-            sum(entry.busy_ns or 0 for entry in device.entries),
+            sum(entry.busy_ns or 0 for entry in device.entries) * GPU_UNITS,
             sum(entry.memory_bytes or 0 for entry in device.entries) * SECOND_NS,
             sum(entry.energy_millijoules or 0 for entry in device.entries),
-            sum(entry.allocated_ns or 0 for entry in device.entries),
+            sum(entry.allocated_ns or 0 for entry in device.entries) * GPU_UNITS,
         ]
+
+
+@given(events())
+def test_unused_time_and_energy_are_those_of_idle_entries_that_are_allocated(
+    tick: GpuEvent,
+) -> None:
+    positions = COUNTED.index(UNUSED), COUNTED.index(UNUSED_ENERGY)
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for labels, _, amounts in added(tick):
+        for index, position in enumerate(positions):
+            assert amounts[position] is None or labels.category in ("pod", "job")
+            found[labels.gpu_uuid][index] += amounts[position] or 0
+
+    for device in tick.gpus:
+        allocated = [
+            entry
+            for entry in device.entries
+            if entry.category is Category.IDLE
+            and entry.allocated_ns is not None
+            and (entry.allocation is not None or entry.job_id is not None)
+        ]
+        assert found[device.reading.uuid] == [
+            sum(entry.busy_ns or 0 for entry in allocated) * GPU_UNITS,
+            sum(entry.energy_millijoules or 0 for entry in allocated),
+        ]
+
+
+@given(st.integers(1, 12), st.data())
+def test_the_times_of_a_partitioned_gpu_sum_to_the_physical_gpus_time(
+    slices: int, data: st.DataObject
+) -> None:
+    """However it is partitioned; the GPU's own row has the slices without an instance."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, slices), max_size=6)))
+    parts = [end - begin for begin, end in zip([0, *cuts], [*cuts, slices], strict=True)]
+    whole = [
+        entry(busy_ns=SECOND_NS // 4),
+        entry(Category.IDLE, busy_ns=3 * SECOND_NS // 4, allocated_ns=SECOND_NS),
+    ]
+    gpus = [
+        books(
+            reading(uuid=f"MIG-{number}", parent_uuid="GPU-1")
+            if number
+            else reading(uuid="GPU-1", mig_enabled=True),
+            *whole,
+            compute_slices=part,
+            gpu_compute_slices=slices,
+        )
+        for number, part in enumerate(parts)
+    ]
+    totals = [0] * len(COUNTED)
+    for *_, amounts in added(event(gpus=gpus)):
+        totals = [total + (amount or 0) for total, amount in zip(totals, amounts, strict=True)]
+
+    assert totals[COUNTED.index("busy_units")] == SECOND_NS * GPU_UNITS
+    assert totals[COUNTED.index("allocated_units")] == SECOND_NS * GPU_UNITS
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        {},
+        {"gpu_compute_slices": 7},
+        {"compute_slices": 1},
+        {"compute_slices": 1, "gpu_compute_slices": 13},
+    ],
+    ids=["no slices", "own unknown", "GPU's unknown", "slices that are no whole units"],
+)
+def test_the_time_of_an_instance_whose_part_is_unknown_is_not_counted(
+    slices: dict[str, int],
+) -> None:
+    instance = reading(uuid="MIG-1", parent_uuid="GPU-1")
+    idle = entry(Category.IDLE, busy_ns=5, memory_bytes=7, allocated_ns=11)
+    tick = event(gpus=[books(instance, idle, **slices)])
+
+    ((_, _, (busy, memory, *_)),) = added(tick)
+    assert (busy, memory) == (None, 7 * SECOND_NS)
 
 
 @pytest.mark.parametrize("wrong", [{"container": 9999}, {"allocation": 9999}])

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.keys import node_key
+from gpuledger.ledger.entries import gpu_units_of
 from gpuledger.ledger.families import ACCOUNT, DEVICE, POD, POD_INFO
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.series import EventSeries, SeriesGroup
-from gpuledger.ledger.usage import COUNTED, COUNTERS, CountedLabels
+from gpuledger.ledger.usage import COUNTED, COUNTERS, SETTLED, UNUSED, UNUSED_ENERGY, CountedLabels
 from gpuledger.records import Category, GpuEvent, NodeCounters, PodDescription, PodState
 from gpuledger_sinks.remote_write.node_counters import KEPT_NS, WAITS_NS
 from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
@@ -33,7 +34,8 @@ from tests.unit.sinks.events import events
 
 INTERVAL_NS = 5 * SECOND_NS
 NODE_KEY = node_key(event())
-LAW = {"busy_ns": 1, "allocated_ns": 1, "energy_millijoules": 1}
+TIMES = {"busy_ns": "busy_units", "allocated_ns": "allocated_units"}
+"""The names of times as counted: in units of a physical GPU's nanosecond."""
 
 
 def record_at(offset: int) -> Record:
@@ -117,16 +119,24 @@ def booked(ticks: Iterable[GpuEvent]) -> dict[tuple[str, str], int]:
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     for tick in ticks:
         for of_gpu in tick.gpus:
-            uuid = of_gpu.reading.uuid
+            uuid, units = of_gpu.reading.uuid, gpu_units_of(of_gpu) or 0
             for one in of_gpu.entries:
-                for name in LAW:
-                    sums[uuid, name] += max(getattr(one, name) or 0, 0)
+                for name, as_counted in TIMES.items():
+                    sums[uuid, as_counted] += max(getattr(one, name) or 0, 0) * units
+                is_allocated = one.allocated_ns is not None and (
+                    one.allocation is not None or one.job_id is not None
+                )
+                if one.category is Category.IDLE and is_allocated:
+                    sums[uuid, UNUSED] += max(one.busy_ns or 0, 0) * units
+                    sums[uuid, UNUSED_ENERGY] += one.energy_millijoules or 0
+                sums[uuid, "energy_millijoules"] += one.energy_millijoules or 0
                 sums[uuid, "memory_bytes"] += (one.memory_bytes or 0) * tick.interval_ns
         for settled in tick.late_adjustments or ():
-            uuid = tick.gpus[settled.gpu].reading.uuid
+            of_gpu = tick.gpus[settled.gpu]
+            uuid, units = of_gpu.reading.uuid, gpu_units_of(of_gpu) or 0
             for one in settled.entries:
-                name = "busy_ns" if (one.busy_ns or 0) >= 0 else "settled_busy_ns"
-                sums[uuid, name] += abs(one.busy_ns or 0)
+                name = "busy_units" if (one.busy_ns or 0) >= 0 else SETTLED
+                sums[uuid, name] += abs(one.busy_ns or 0) * units
     return {key: total for key, total in sums.items() if total}
 
 
@@ -293,7 +303,7 @@ def test_a_pod_whose_names_arrive_within_an_interval_is_described_once() -> None
 
 def pod_counters(samples: IntervalSamples) -> Mapping[tuple[str, ...], float | None]:
     """Return the busy seconds of pods by namespace, pod, UID and container."""
-    busy = COUNTED.index("busy_ns")
+    busy = COUNTED.index("busy_units")
     return {
         group.label_values[2:6]: values[busy]
         for group, values in counters(samples).items()
@@ -315,7 +325,7 @@ def test_usage_waits_for_names_and_is_counted_under_them() -> None:
     assert [dict(pod_counters(one)) for one in sent] == [{}, {TRAINER: 2.0}]
     (group,) = sent[1].begun
     start_ms = (event(1).time_ns - SECOND_NS) // 10**6 + 1
-    assert sent[1].starts_ms[group][COUNTED.index("busy_ns")] == start_ms
+    assert sent[1].starts_ms[group][COUNTED.index("busy_units")] == start_ms
 
 
 def test_usage_whose_names_never_arrive_is_counted_under_the_known_labels() -> None:
@@ -356,7 +366,7 @@ def test_late_adjustments_are_counted_separately_from_unattributed_usage() -> No
     ]
     (samples,) = play(*ticks)
     found = {group.label_values[1]: values for group, values in counters(samples).items()}
-    busy, settled = COUNTED.index("busy_ns"), COUNTED.index("settled_busy_ns")
+    busy, settled = COUNTED.index("busy_units"), COUNTED.index(SETTLED)
     assert found["unattributed"][busy] == 2.0
     assert found["unattributed"][settled] == 0.25
     assert found["pod"][busy] == 0.25
@@ -368,7 +378,7 @@ def test_allocated_time_is_counted_for_its_allocatee_or_as_unallocated() -> None
         entry(Category.IDLE, busy_ns=0, allocated_ns=3 * SECOND_NS // 4),
     ]
     (samples,) = play(event(1, entries=idle, allocated_to=[holder()], pods=[]))
-    allocated = COUNTED.index("allocated_ns")
+    allocated = COUNTED.index("allocated_units")
     found = {
         group.label_values[1:4]: values[allocated] for group, values in counters(samples).items()
     }
