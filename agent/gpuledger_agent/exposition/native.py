@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.ledger.allocated_parts import DeviceKey, device_of, devices_named_by
 from gpuledger.ledger.health import throttle_reasons
 from gpuledger.records import GpuProcess
 from gpuledger_agent.exposition.device import ShownDevice, nvlink_link_bytes_totals
@@ -99,11 +100,16 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
         known = [(name, "" if value is None else str(value)) for name, value in facts + own]
         gpus.append([*device_labels(device, now.sample.node), *known])
     yield from GPU_INFO.write((labels, 1) for labels in gpus)
+    # An allocation names an instance's GPU; its series has the instance's UUID, to join with use.
+    uuids: dict[DeviceKey, list[str]] = {}
+    for device in now.devices:
+        for key in devices_named_by(device.reading):
+            uuids.setdefault(key, []).append(device.reading.uuid)
     # Several allocations may have the same labels, but each series must be written only once.
     allocations = dict.fromkeys(
         (
             node,
-            ("gpu_uuid", allocation.gpu_uuid),
+            ("gpu_uuid", uuid),
             ("device_id", allocation.device_id),
             ("resource", allocation.resource_name),
             *now.tick_containers.allocatee_of(allocation).labels,
@@ -111,12 +117,13 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
             ("claim", allocation.claim or ""),
         )
         for allocation in now.sample.allocations
+        for uuid in uuids.get(device_of(allocation), [allocation.gpu_uuid])
     )
     yield from ALLOCATION.write((labels, 1) for labels in allocations)
     jobs = dict.fromkeys(
         (
             node,
-            ("gpu_uuid", allocation.gpu_uuid),
+            ("gpu_uuid", uuid),
             (
                 "gpu_instance",
                 "" if allocation.gpu_instance is None else str(allocation.gpu_instance),
@@ -124,6 +131,7 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
             ("job_id", allocation.job_id),
         )
         for allocation in now.sample.job_allocations or ()
+        for uuid in uuids.get((allocation.gpu_uuid, allocation.gpu_instance), [allocation.gpu_uuid])
     )
     yield from JOB_ALLOCATION.write((labels, 1) for labels in jobs)
     for family, values_of in _BY_DEVICE:

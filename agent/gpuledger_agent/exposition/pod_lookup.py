@@ -117,7 +117,8 @@ class PodShare(NamedTuple):
     """The container or the job."""
     busy_ratio: float | None
     """Fraction of the sampling interval in which the user's kernels ran; `None` if the driver does
-    not report it."""
+    not report it. If the driver does not report it for processes, as under MIG, it is known only
+    for the only user of a device."""
     memory_bytes: int | None
     """Device memory in use; `None` if the driver does not report it."""
     engine_busy_ratios: Mapping[str, float] = MappingProxyType({})
@@ -140,8 +141,11 @@ class TickContainers:
         """The containers and jobs with processes on GPUs, in the order of `sample.containers`;
         their names may be unknown."""
         self._used: dict[tuple[int, int], list[GpuProcess]] = {}
+        self._users: dict[int, set[int | None]] = {}
+        """The containers and jobs of each device's processes; `None` for the host."""
         self._uids: dict[tuple[_Device, _Container], set[str]] = {}
         for process in sample.processes:
+            self._users.setdefault(process.gpu, set()).add(process.container)
             if process.container is not None:
                 self._used.setdefault((process.gpu, process.container), []).append(process)
         for gpu, container in self._used:
@@ -167,14 +171,18 @@ class TickContainers:
                 for process in processes
                 if process.memory_used_bytes is not None
             ]
+            # Kernels of several processes may run at once, so the sum may exceed 1.
+            busy_ratio = min(1.0, sum(ratios)) if ratios else None
+            reading = self._sample.gpus[gpu]
+            if busy_ratio is None and len(self._users[gpu]) == 1:
+                busy_ratio = reading.utilization_ratio
             share = PodShare(
                 user=self.containers[container],
-                # Kernels of several processes may run at once, so the sum may exceed 1.
-                busy_ratio=min(1.0, sum(ratios)) if ratios else None,
+                busy_ratio=busy_ratio,
                 memory_bytes=sum(allocation) if allocation else None,
                 engine_busy_ratios=_engine_busy_ratios(processes),
             )
-            shares.setdefault(self._sample.gpus[gpu].uuid, []).append(share)
+            shares.setdefault(reading.uuid, []).append(share)
         return shares
 
     def exclusive(self, reading: GpuReading) -> NodeContainer | None:

@@ -26,6 +26,7 @@ from tests.unit.agent.exposition.builders import (
     inventory,
     node,
     process,
+    row,
     sample,
 )
 
@@ -198,6 +199,51 @@ def test_a_container_has_the_use_of_its_processes_on_each_gpu() -> None:
         ("1", "uid-one"): GIB,
         ("1", "uid-two"): GIB,
     }
+
+
+def test_use_and_allocation_of_a_mig_instance_have_the_same_labels() -> None:
+    """Whether the device plugin names the instance by its UUID or by its number."""
+    uuid = "MIG-11111111-1111-1111-1111-111111111111"
+    first = {"index": 0, "parent_uuid": "GPU-0", "gpu_instance": 1, "compute_instance": 0}
+    it = node(one="ml/a/main", two="ml/b/main", uids={"ml/a": ["uid-one"], "ml/b": ["uid-two"]})
+    named = replace(allocation(0, "ml/a/main", gpu_instance=1), device_id=uuid)
+    numbered = allocation(0, "ml/b/main", gpu_instance=2)
+    it.show(
+        sample(
+            gpu(0, mig_enabled=True),
+            row(uuid=uuid, utilization_ratio=0.5, **first),
+            instance(2, utilization_ratio=0.25),
+            containers=["one", "two"],
+            processes=[
+                process(each, each - 1, pid=each, sm_utilization_ratio=None) for each in (1, 2)
+            ],
+            allocations=[named, numbered],
+        )
+    )
+    labels = ("gpu_uuid", "namespace", "pod", "container", "pod_uid")
+    of_a, of_b = (uuid, "ml", "a", "main", "uid-one"), ("MIG-0-2-0", "ml", "b", "main", "uid-two")
+    assert it.values("gpuledger_container_gpu_busy_ratio", *labels) == {of_a: 0.5, of_b: 0.25}
+    assert it.values("gpuledger_container_gpu_memory_bytes", *labels).keys() == {of_a, of_b}
+    assert it.values("gpuledger_node_gpu_allocation_info", *labels) == {of_a: 1, of_b: 1}
+
+
+@pytest.mark.parametrize("other", [0, None], ids=["another container", "the host"])
+def test_the_users_of_an_instance_have_no_busy_ratio_if_the_driver_reports_none(
+    other: int | None,
+) -> None:
+    it = node()
+    it.show(
+        sample(
+            gpu(0, mig_enabled=True),
+            instance(1, utilization_ratio=0.5),
+            containers=["one", "two"],
+            processes=[
+                process(1, 1, pid=1, sm_utilization_ratio=None),
+                process(1, other, pid=2, sm_utilization_ratio=None),
+            ],
+        )
+    )
+    assert it.values("gpuledger_container_gpu_busy_ratio", "pod_uid") == {}
 
 
 def test_a_job_has_the_use_of_its_processes_and_its_allocation() -> None:
