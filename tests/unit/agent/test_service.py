@@ -42,10 +42,12 @@ NODES = ("gpu-node-1", "gpu-node-2")
 class SleepersClock(ManualClock):
     """Advances to the next waking time when all sleepers sleep; rings once."""
 
-    def __init__(self, *, sleepers: int, rings_after_seconds: float) -> None:
-        super().__init__(start_ns=EPOCH_NS)
+    def __init__(
+        self, *, sleepers: int, rings_after_seconds: float, epoch_ns: int = EPOCH_NS
+    ) -> None:
+        super().__init__(start_ns=epoch_ns)
         self._sleepers = sleepers
-        self._rings_at_ns = EPOCH_NS + round(rings_after_seconds * NS_PER_SECOND)
+        self._rings_at_ns = epoch_ns + round(rings_after_seconds * NS_PER_SECOND)
         self._wakings: list[tuple[int, asyncio.Event]] = []
         self.rung = asyncio.Event()
 

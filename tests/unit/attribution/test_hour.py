@@ -145,19 +145,27 @@ ENDS: Final = {"train": 0, "unused": 2, "chat": 0, "embed": 0, "small": 0, "spar
 """How often each began or ended within the hour, when one tick may be in doubt."""
 
 
-async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[NodeSample]:
-    """Return a node's ticks of the hour, as its agent publishes them."""
-    clock = SleepersClock(sleepers=1, rings_after_seconds=HOUR_SECONDS + TICK_SECONDS)
-    played = Simulation(simulation.scenario, epoch_ns=EPOCH_NS, clock=clock).node(node)
+async def ticks_of(
+    simulation: Simulation,
+    node: str,
+    cluster: str,
+    *,
+    seconds: int = HOUR_SECONDS,
+    tick_seconds: float = TICK_SECONDS,
+) -> list[NodeSample]:
+    """Return a node's ticks of an hour or less, as its agent publishes them."""
+    epoch_ns = simulation.epoch_ns
+    clock = SleepersClock(sleepers=1, rings_after_seconds=seconds + tick_seconds, epoch_ns=epoch_ns)
+    played = Simulation(simulation.scenario, epoch_ns=epoch_ns, clock=clock).node(node)
     bus = MemoryBus()
     settings = AgentSettings(
         cluster=cluster,
         node_name=node,
-        sampling_interval_seconds=TICK_SECONDS,
+        sampling_interval_seconds=tick_seconds,
         # In real time, not played time: on a busy machine threads answer late, and the publisher
         # may get no turn within the hour.
         gpu_timeout_seconds=60.0,
-        queue_samples=2 * round(HOUR_SECONDS / TICK_SECONDS),
+        queue_samples=2 * round(seconds / tick_seconds),
     )
     agent = asyncio.create_task(
         run_agent(host=play(played), bus=bus, settings=settings, readiness=Readiness())

@@ -14,7 +14,7 @@ _METRIC: Final = re.compile(r"\bgpuledger_\w+")
 _BY: Final = re.compile(r"\bby \(([^)]*)\)")
 _MATCHERS: Final = re.compile(r"\{([^}]*)\}")
 _SELECTED: Final = re.compile(r"\b(gpuledger_\w+)(\{[^}]*\})?")
-_JOINED: Final = re.compile(r"\b(?:on|group_left) ?\(([^)]*)\)")
+_JOINED: Final = re.compile(r"\bon \(([^)]*)\) group_left ?\(([^)]*)\) (gpuledger_\w+_info)\b")
 _LABEL: Final = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 # `$1` is a group of a PromQL regular expression.
 _VARIABLE: Final = re.compile(r"\$(?:\{([a-z_]\w*)\}|([a-z_]\w*))")
@@ -111,9 +111,13 @@ def selections(query: str) -> list[tuple[str, set[str]]]:
     return [(metric, set(_LABEL.findall(matchers))) for metric, matchers in found]
 
 
-def joined_labels(query: str) -> set[str]:
-    """Return the labels by which a query joins an info series, and those that it copies from it."""
-    return {name.strip() for names in _JOINED.findall(query) for name in names.split(",")}
+def joined_labels(query: str) -> list[tuple[str, set[str]]]:
+    """Return each info series that a query joins, with the labels joined on and copied from it."""
+    found = _JOINED.findall(query)
+    return [
+        (metric, {name.strip() for name in f"{on},{copied}".split(",")})
+        for on, copied, metric in found
+    ]
 
 
 def labels(query: str) -> set[str]:

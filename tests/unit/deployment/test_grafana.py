@@ -42,8 +42,10 @@ def test_a_query_uses_only_metrics_and_labels_that_are_sent(query: str) -> None:
     assert requested
     for metric, labels in dashboard.selections(query):
         assert labels <= requested[metric]
-    for metric, has in requested.items():
-        assert not metric.endswith("_info") or dashboard.joined_labels(query) <= has
+    joined = dashboard.joined_labels(query)
+    assert {metric for metric, _ in joined} == {one for one in requested if one.endswith("_info")}
+    for metric, labels in joined:
+        assert labels <= requested[metric]
     assert dashboard.labels(query) <= set().union(*requested.values())
 
 
