@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 import pytest
+import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 import gpuledger.bus.gaps
@@ -91,7 +92,7 @@ def test_every_documented_variable_is_accepted_and_a_shared_one_by_all_component
     assert all(takes) if is_shared else any(takes)
 
 
-@for_each("metric", sorted(set(re.findall(r"\bgpuledger_[a-z_]*[a-z]\b", TEXT)) - PACKAGES))
+@for_each("metric", sorted(set(re.findall(r"(?<![\w:])gpuledger_[a-z_]*[a-z]\b", TEXT)) - PACKAGES))
 def test_every_documented_metric_is_exposed(metric: str) -> None:
     found = [value for module in METRICS for value in vars(module).values()]
     exposed = {
@@ -102,6 +103,14 @@ def test_every_documented_metric_is_exposed(metric: str) -> None:
     }
 
     assert metric.removesuffix("_total") in exposed or metric in GPU_METRICS
+
+
+@for_each("record", sorted(set(re.findall(r"\b\w+:gpuledger_\w+:\w+", TEXT))))
+def test_every_documented_recorded_series_is_recorded(record: str) -> None:
+    files = (ROOT / "deploy" / "prometheus").glob("*.rules.yaml")
+    groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
+
+    assert record in {rule.get("record") for group in groups for rule in group["rules"]}
 
 
 def test_every_documented_topic_is_in_the_table() -> None:
