@@ -55,7 +55,7 @@ from gpuledger_agent.gpu.protocol import (
     GpuSource,
     SourceLostError,
 )
-from gpuledger_agent.gpu.threads import wait_at_most
+from gpuledger_agent.gpu.threads import CpuWait, read_cpu_wait, wait_at_most
 from gpuledger_agent.metrics import DRIVER_UP
 
 _log = structlog.get_logger(__name__)
@@ -102,6 +102,7 @@ class Driver:
         lost_gpu_backoff: Backoff | None = None,
         readings_seconds: float = 5.0,
         health_seconds: float = 10.0,
+        cpu_wait: CpuWait = read_cpu_wait,
         report: Report = report_nowhere,
         listeners: Sequence[SourceListener] = (),
     ) -> None:
@@ -120,6 +121,7 @@ class Driver:
             deadline_seconds=deadline_seconds,
             readings_seconds=readings_seconds,
             health_seconds=health_seconds,
+            cpu_wait=cpu_wait,
         )
         """The GPUs of the open source."""
         self._fast_poller = FastPoller()

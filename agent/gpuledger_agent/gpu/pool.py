@@ -12,7 +12,7 @@ from gpuledger.records import GpuFacts
 from gpuledger_agent.core.raw import RawGpuSample, SampleCursor
 from gpuledger_agent.gpu.breaker import BreakerLog, slow_backoff
 from gpuledger_agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
-from gpuledger_agent.gpu.threads import PollCycle
+from gpuledger_agent.gpu.threads import CpuWait, PollCycle, read_cpu_wait
 from gpuledger_agent.gpu.worker import GpuWorker, LeakedThreads, Pace
 from gpuledger_agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST
 
@@ -96,7 +96,9 @@ class GpuPool:
         deadline_seconds: float,
         readings_seconds: float,
         health_seconds: float,
+        cpu_wait: CpuWait = read_cpu_wait,
     ) -> None:
+        self._cpu_wait = cpu_wait
         self._availability = availability
         self.deadline_seconds = deadline_seconds
         """How long a tick waits for the GPUs, in seconds; read in each tick."""
@@ -204,7 +206,7 @@ class GpuPool:
             request = worker.next_request(cursor, last=self._cycle, now_ns=now_ns)
             if request:
                 started.append((worker, request))
-        self._cycle = PollCycle(deadline_seconds=self.deadline_seconds)
+        self._cycle = PollCycle(deadline_seconds=self.deadline_seconds, cpu_wait=self._cpu_wait)
         self._cycle.start([(request, worker.thread.submit) for worker, request in started])
         await self._cycle.wait()
         evaluated = [self._evaluate(worker, self._cycle, now_ns) for worker, _ in started]

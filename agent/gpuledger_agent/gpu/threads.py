@@ -16,15 +16,20 @@ deadline. A group's time starts when the thread starts to query the group. A lat
 later groups of the same GPU. The last thread to finish wakes the event loop. Answers that arrive
 after the deadline stay in the request, where the next cycle looks for the answers to probes.
 
+On a node with busy CPUs, an answer may be late because the kernel runs other processes instead of
+the agent. Such a request is starved, and its GPU is not silent. The kernel counts the time for
+which each thread waits for a CPU; the event loop notices how late it was woken.
+
 `worker` decides which groups are queried and what a missing answer means.
 """
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +39,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UnavailableError
 from gpuledger_agent.core.raw import CallGroup, SampleCursor
 from gpuledger_agent.gpu.protocol import Gpu
@@ -104,6 +110,26 @@ async def wait_at_most(future: "Future[Any]", seconds: float) -> None:
     await asyncio.wait((waiting,), timeout=seconds)
 
 
+CpuWait = Callable[[int], float]
+"""Takes the kernel's id of a thread, and returns for how many seconds the thread has been ready to
+run but has waited for a CPU since it started."""
+
+
+def read_cpu_wait(thread_id: int) -> float:
+    """Return how long a thread has waited for a CPU, in seconds; 0 if the kernel does not count."""
+    try:
+        # Called for each GPU in each tick, so without the overhead of pathlib and io.
+        file = os.open(f"/proc/self/task/{thread_id}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0.0
+    try:
+        return int(os.read(file, 64).split()[1]) / NS_PER_SECOND
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    finally:
+        os.close(file)
+
+
 # How long a GPU waits for the previous GPU. Queries in turn take half the CPU time of concurrent
 # queries, in which each call releases the GIL and the threads wake one another.
 _MAX_TURN_SECONDS: Final = 0.02
@@ -136,6 +162,10 @@ class PollRequest:
     """The error of each group that failed."""
     took_seconds: dict[CallGroup, float]
     """How long each group took, whether it succeeded or failed."""
+    timeouts: Mapping[CallGroup, float]
+    """How long each group may take, in seconds."""
+    cpu_wait: CpuWait = read_cpu_wait
+    """Returns how long the thread has waited for a CPU."""
     current_group: CallGroup | None = None
     """The group that is being queried now; `None` if there is none."""
     since_seconds: float = 0.0
@@ -144,6 +174,11 @@ class PollRequest:
     """Whether the queries of the awaited groups are finished."""
     is_done: bool = False
     """Whether all queries are finished, so that the thread is free again."""
+    overslept_seconds: float = 0.0
+    """How much later than requested the event loop woke up while it waited for this request."""
+    _thread_id: int = 0
+    _waited_seconds: float = 0.0
+    """How long the thread had waited for a CPU when it started the request."""
 
     @classmethod
     def to(
@@ -162,6 +197,7 @@ class PollRequest:
             answers={},
             errors={},
             took_seconds={},
+            timeouts={},
         )
 
     def run(self, *, pass_on: Callable[[], None], done: Callable[[], None]) -> None:
@@ -171,6 +207,8 @@ class PollRequest:
         longer has to wait for this request: if there are probes, after the awaited groups,
         otherwise once the thread is free. Without awaited groups, `done` is not called.
         """
+        self._thread_id = threading.get_native_id()
+        self._waited_seconds = self.cpu_wait(self._thread_id)
         probing = self.probing
         try:
             for group in self.awaited:
@@ -191,6 +229,29 @@ class PollRequest:
         # Without probes, call `done` only now: the next tick must find the thread free.
         if self.awaited and not probing:
             done()
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the agent's threads have not run long enough to tell whether the GPU answers.
+
+        They waited for a CPU longer than they ran. On a node that is always busy, a call that hangs
+        is detected after twice the group's time.
+        """
+        waited_seconds = max(
+            self.overslept_seconds, self.cpu_wait(self._thread_id) - self._waited_seconds
+        )
+        ran_seconds = time.monotonic() - self.since_seconds - waited_seconds
+        enough_seconds = 2 * self.timeouts.get(self.current_group or CallGroup.USAGE, 0.0)
+        return ran_seconds < min(waited_seconds, enough_seconds)
+
+    def is_silent(self, group: CallGroup) -> bool:
+        """Return whether the query of this group has started, but the GPU does not answer it.
+
+        A query that has just started or is starved may still be answered.
+        """
+        took_seconds = time.monotonic() - self.since_seconds
+        has_time = took_seconds >= self.timeouts.get(group, 0.0) / 2
+        return self.current_group is group and has_time and not self.is_starved
 
     def _query(self, group: CallGroup) -> bool:
         # Set the time first, so that the event loop never pairs the new group with the old time.
@@ -213,7 +274,8 @@ Submit = Callable[[Callable[[], object]], None]
 class PollCycle:
     """Submits the requests of one tick to the GPUs' threads, and waits for the answers."""
 
-    def __init__(self, *, deadline_seconds: float) -> None:
+    def __init__(self, *, deadline_seconds: float, cpu_wait: CpuWait = read_cpu_wait) -> None:
+        self._cpu_wait = cpu_wait
         self._seconds = {group: share * deadline_seconds for group, share in _SHARES.items()}
         self._end_seconds = time.monotonic() + deadline_seconds
         self._requests: list[PollRequest] = []
@@ -226,6 +288,8 @@ class PollCycle:
 
     def start(self, requests: Sequence[tuple[PollRequest, Submit]]) -> None:
         """Submit the requests to their threads, one after another; call this only once."""
+        for request, _ in requests:
+            request.cpu_wait, request.timeouts = self._cpu_wait, self._seconds
         self._requests = [request for request, _ in requests if request.awaited]
         self._to_come.extend(requests)
         self._submit_next()
@@ -246,6 +310,9 @@ class PollCycle:
             if self._to_come:
                 seconds = min(seconds, max(0, self._turn_seconds + _MAX_TURN_SECONDS - now))
             await asyncio.wait((self._all_there,), timeout=seconds)
+            late_seconds = max(0.0, time.monotonic() - now - seconds)
+            for request in waiting:
+                request.overslept_seconds += late_seconds
             if time.monotonic() >= self._turn_seconds + _MAX_TURN_SECONDS:
                 self._submit_next()
         # Submit the remaining requests, because a request that never runs would never be done.

@@ -211,13 +211,14 @@ class GpuWorker:
         values: dict[str, Any] = {}
         for group in request.awaited:
             values |= request.answers.get(group, {})
-            # A group that was not queried because an earlier group was late has not failed.
-            is_late = request.current_group is group and cycle.is_late(request)
+            # A group that was not queried because an earlier group was late has not failed. Neither
+            # has a group whose query the thread could not start or continue on a busy node.
+            is_late = group is CallGroup.USAGE or cycle.is_late(request)
             if group in request.errors:
                 self._breakers[group].failed(now_ns, reason="error")
             elif group in request.answers:
                 self._breakers[group].succeeded()
-            elif group is CallGroup.USAGE or is_late:
+            elif is_late and request.is_silent(group):
                 self._breakers[group].failed(now_ns, reason="deadline")
         error = request.errors.get(CallGroup.USAGE)
         self._core_error = str(error) if error else None
@@ -249,7 +250,10 @@ class GpuWorker:
             return False
         breaker = self._breakers[group]
         if group is CallGroup.USAGE:
-            # A new thread would probably hang too, so it is started only for a probe.
+            # A starved thread does not hang. A new thread would probably hang too, so it is started
+            # only for a probe.
+            if self._request.is_starved:
+                return False
             if not breaker.is_open:
                 breaker.failed(now_ns, reason="hangs")
             if breaker.permit(now_ns) is not Permit.PROBE:

@@ -26,11 +26,14 @@ from gpuledger_agent.gpu.protocol import (
     LibraryLostError,
     SourceLostError,
 )
+from gpuledger_agent.gpu.threads import read_cpu_wait
 from gpuledger_agent.gpu.worker import MAX_LEAKED, Pace
+from gpuledger_agent.metrics import CALL_GROUPS_FAILED
 from gpuledger_simulator.clock import ManualClock
 from tests.examples import examples
 from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedSource
 from tests.hanging import HANG_SECONDS
+from tests.metric_values import value_of
 
 BOOKS, SENSORS, READINGS, PROFILING, HEALTH = CallGroup
 PATIENT_SECONDS = 30.0
@@ -58,9 +61,12 @@ class Bench:
             readings_seconds=readings_seconds,
             backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
             lost_gpu_backoff=Backoff(first_seconds=10, max_seconds=80, jitter=lambda: 1.0),
+            cpu_wait=lambda _: 0.0 if self.is_cpu_free else time.monotonic(),
             report=lambda kind, uuid, _: self.reported.append((kind, uuid)),
         )
         self.hanging: list[threading.Event] = []
+        self.is_cpu_free = True
+        """Whether threads get a CPU as soon as they need one; otherwise they always wait."""
 
     def hang(self, *groups: CallGroup) -> threading.Event:
         self.hanging.append(self.sick.hang(*groups))
@@ -222,6 +228,72 @@ async def test_a_gpu_with_hanging_usage_calls_is_waited_for_once_and_reported_lo
     assert bench.sick.requests[BOOKS] == 2
     assert bench.reported == [("gpu_lost", "GPU-0")]
     assert bench.nvml.tried == 1, "no restart disturbs the others"
+
+
+async def test_a_gpu_is_not_lost_while_its_thread_waits_for_a_cpu(bench: Bench) -> None:
+    await bench.query()
+    bench.is_cpu_free = False
+    released = bench.hang(BOOKS, READINGS)
+    for _ in range(6):
+        assert await bench.query() == ["1", "2"]
+    bench.be_patient()
+    assert await bench.query() == ["1", "2"]
+    bench.release(released)
+    await bench.query_until(["0", "1", "2"])
+    assert not bench.reported
+    assert len(bench.sick.threads) == 1, "its thread is not replaced"
+
+
+async def test_a_gpu_whose_call_hangs_on_a_busy_node_is_lost_nevertheless(bench: Bench) -> None:
+    """While a call hangs, its thread does not wait for a CPU."""
+    await bench.query()
+    bench.is_cpu_free = False
+    bench.hang(BOOKS)
+    await bench.query()
+    bench.is_cpu_free = True
+    for _ in range(3):
+        await bench.query()
+    assert bench.reported == [("gpu_lost", "GPU-0")]
+
+
+async def test_a_gpu_whose_thread_has_not_started_a_call_is_not_lost(bench: Bench) -> None:
+    await bench.query()
+    released = threading.Event()
+    bench.hanging.append(released)
+    for worker in bench.driver.pool.workers:
+        worker.thread.submit(released.wait)
+    bench.be_patient(IMPATIENT_SECONDS)
+    for _ in range(6):
+        assert await bench.query() == []
+    bench.be_patient()
+    bench.release(released)
+    await bench.query_until(["0", "1", "2"])
+    assert not bench.reported
+    assert bench.nvml.tried == 1
+
+
+async def test_a_gpu_is_not_lost_if_the_event_loop_is_late(bench: Bench) -> None:
+    failures = CALL_GROUPS_FAILED.labels(gpu_uuid="GPU-0", group="usage", reason="deadline")
+    before = value_of(failures)
+    await bench.query()
+    released = bench.hang(BOOKS)
+
+    def block() -> None:
+        end_seconds = time.monotonic() + 3 * IMPATIENT_SECONDS
+        while time.monotonic() < end_seconds:
+            pass
+
+    asyncio.get_running_loop().call_soon(block)
+    assert "GPU-0" not in (await bench.answers() or {})
+    bench.release(released)
+    bench.be_patient()
+    await bench.query_until(["0", "1", "2"])
+    assert value_of(failures) == before
+
+
+def test_the_kernel_counts_how_long_a_thread_waits_for_a_cpu() -> None:
+    assert read_cpu_wait(threading.get_native_id()) >= 0
+    assert read_cpu_wait(-1) == 0, "unknown counts as no wait"
 
 
 async def test_a_gpu_that_hung_is_recovered_by_a_probe_that_delays_no_tick(bench: Bench) -> None:
