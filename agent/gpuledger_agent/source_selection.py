@@ -12,6 +12,7 @@ from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger_agent.context import Host
+from gpuledger_agent.gpu.nvidia.kernel import list_kernel_gpus
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.gpu.nvidia.system_library import SystemNvml
 from gpuledger_agent.gpu.threads import CallThread
@@ -50,7 +51,7 @@ def find_source(settings: AgentSettings) -> Host:
         probe(nvml)
     cgroups = PodCgroups(settings.kubelet.cgroup_root)
     return Host(
-        gpus=NvmlSession(nvml),
+        gpus=NvmlSession(nvml, kernel_gpus=partial(list_kernel_gpus, settings.procfs_root)),
         procfs=SystemProcfs(settings.procfs_root),
         clock=SystemClock(),
         kubelet=None

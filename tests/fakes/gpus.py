@@ -97,6 +97,12 @@ def await_driver_thread(driver: Driver) -> None:
     driver.lifecycle.worker.start(lambda: None).result(HANG_SECONDS)
 
 
+def await_probe(driver: Driver) -> None:
+    """Wait until the thread that probes lost GPUs has finished its work."""
+    if driver.probe.thread:
+        driver.probe.thread.start(lambda: None).result(HANG_SECONDS)
+
+
 class PlayedSource:
     """Opens the existing GPUs, or raises the error that the test sets."""
 
@@ -108,10 +114,15 @@ class PlayedSource:
         self.is_stuck = False
         self.gpus = list(gpus)
         self.gone: set[str] = set()
+        self.names: dict[str, str] = {}
+        """Names of GPUs in `unfound`, if they are not placeholders."""
         self.error: SourceLostError | None = None
         self.opens: threading.Event | None = None
         """Opening blocks until this event is set."""
         self.tried = 0
+        self.probed = 0
+        self.answers_probes: bool | None = None
+        """Whether lost GPUs answer probes; by default only if they would be found."""
 
     def open(self) -> Sequence[Gpu]:
         self.tried += 1
@@ -121,11 +132,21 @@ class PlayedSource:
             raise self.error
         self.is_open = True
         gone = [gpu for gpu in self.gpus if gpu.uuid in self.gone]
-        self.unfound = {gpu.index: f"INDEX:{gpu.index}" for gpu in gone}
+        self.unfound = {gpu.index: self._name(gpu) for gpu in gone}
         return [gpu for gpu in self.gpus if gpu.uuid not in self.gone]
 
     def close(self) -> None:
         self.is_open = False
+
+    def is_answering(self, name: str) -> bool:
+        self.probed += 1
+        if self.answers_probes is not None:
+            return self.answers_probes
+        gone = [gpu for gpu in self.gpus if gpu.uuid in self.gone]
+        return all(name not in (gpu.uuid, self._name(gpu)) for gpu in gone)
+
+    def _name(self, gpu: PlayedGpu) -> str:
+        return self.names.get(gpu.uuid, f"INDEX:{gpu.index}")
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
         return {}

@@ -25,6 +25,16 @@ def slow_backoff() -> Backoff:
     return Backoff(first_seconds=5, max_seconds=300)
 
 
+def probe_backoff(group: CallGroup) -> Backoff:
+    """Return a backoff for probes of a call group.
+
+    A GPU is unresponsive until USAGE is answered, so this group is probed at least every 30 s.
+    """
+    if group is CallGroup.USAGE:
+        return Backoff(first_seconds=5, max_seconds=30)
+    return slow_backoff()
+
+
 class Permit(Enum):
     """How a call group may be queried now."""
 

@@ -6,12 +6,14 @@ call runs in a thread, and the event loop never waits longer than the tick's dea
     Driver ── SourceLifecycle   opens and closes the source, in one thread
        ├───── GpuPool           the GPUs of the open source, each with a GpuWorker and a thread
        ├───── FastPoller        polls GPUs between two ticks, in one thread
+       ├───── LostGpuProbe      finds out whether lost GPUs answer again, in one thread
        └───── GpuAvailability   tracks lost GPUs and reports changes
 
 If a GPU hangs, its readings are missing, but the tick of the other GPUs is not delayed. Reopening
 the source helps if no GPU answers, and may bring back a lost GPU. Until the source is open again,
 however, all GPUs are missing from the ticks, and the call that opens the source can hang. The
 source is therefore reopened at increasing intervals, and for a lost GPU only while no call hangs.
+If a lost GPU answers by its PCI address, the source is reopened within 30 seconds.
 
 The source is always in one `SourceState`. Each state except OPEN has a reason. In these states, the
 driver starts to open the source as soon as the backoff has passed; opening may take many ticks:
@@ -47,6 +49,7 @@ from gpuledger_agent.core.raw import ClockReading, FastPoll, NodeFacts, RawGpuSa
 from gpuledger_agent.gpu.breaker import slow_backoff
 from gpuledger_agent.gpu.fast_poller import FastPoller
 from gpuledger_agent.gpu.lifecycle import SourceLifecycle, SourceListener
+from gpuledger_agent.gpu.lost_gpus import LostGpuProbe
 from gpuledger_agent.gpu.pool import GpuAvailability, GpuPool, Report, report_nowhere
 from gpuledger_agent.gpu.protocol import (
     DriverEvent,
@@ -125,6 +128,8 @@ class Driver:
         )
         """The GPUs of the open source."""
         self._fast_poller = FastPoller()
+        self.probe = LostGpuProbe(source)
+        """Probes the lost GPUs."""
         self._open_timer = RetryTimer(backoff, calm_seconds=_CALM_SECONDS)
         self._lost_gpu_timer = RetryTimer(
             lost_gpu_backoff or slow_backoff(), calm_seconds=_CALM_SECONDS
@@ -236,8 +241,8 @@ class Driver:
         If a call to the driver hangs, the source is not closed, because closing it would hang too.
         The result is then `None`, and the driver is released when the process exits.
         """
-        is_stuck = self.pool.is_stuck or self._fast_poller.is_stuck or self._source.is_stuck
-        closing = None if is_stuck else self.lifecycle.close()
+        parts = (self.pool, self._fast_poller, self.probe, self._source)
+        closing = None if any(part.is_stuck for part in parts) else self.lifecycle.close()
         self._let_go()
         self.lifecycle.end()
         return closing
@@ -327,9 +332,10 @@ class Driver:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Stop querying the GPUs, both in ticks and in fast polls."""
+        """Stop querying the GPUs in ticks, fast polls and probes."""
         self.pool.end()
         self._fast_poller.end()
+        self.probe.end()
 
     def _restart(self, reason: str) -> None:
         """Start to reopen the source at once, so that it may be open before the next tick."""
@@ -340,7 +346,11 @@ class Driver:
 
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
-        parts = (self.pool, self.lifecycle, self._fast_poller, self._source)
+        is_due = self._open_timer.is_due(now_ns) and self._lost_gpu_timer.is_due(now_ns)
+        # Do not start a probe in a tick that reopens the source anyway.
+        may_probe = self.is_open and not (missing and is_due)
+        answering = self.probe.find_answering(self._lost(), now_ns) if may_probe else ()
+        parts = (self.pool, self.lifecycle, self._fast_poller, self.probe, self._source)
         may_harm = any(part.is_stuck for part in parts) and bool(self.pool.uuids)
         if not self._open_timer.is_due(now_ns):
             return
@@ -349,9 +359,12 @@ class Driver:
             self._restart(self._reason)
         elif self.pool.is_unresponsive:
             self._restart("no GPU answers")
-        elif missing and not may_harm and self._lost_gpu_timer.is_due(now_ns):
+        elif missing and not may_harm and (answering or is_due):
             # `may_harm`: if a call hangs, reopening may hang too, and then no GPU would answer.
-            self._lost_gpu_timer.record_attempt(now_ns)
+            if answering:
+                self.probe.record_reopening(answering, now_ns)
+            else:
+                self._lost_gpu_timer.record_attempt(now_ns)
             self._restart(missing)
         elif not missing:
             self._open_timer.record_success(now_ns)
@@ -362,10 +375,14 @@ class Driver:
 
         The text is empty if no GPU is lost.
         """
-        lost = sorted(self._availability.lost.keys() - self.pool.uuids)
+        lost = self._lost()
         count = max(len(self._source.unfound), len(lost))
         named = f": {', '.join(lost)}" if lost else ""
         return f"{count} GPUs do not answer{named}" if count else ""
+
+    def _lost(self) -> Sequence[str]:
+        """Return the names of the lost GPUs that are not queried."""
+        return sorted(self._availability.lost.keys() - self.pool.uuids)
 
     def _update_checks(self, answered: set[str]) -> None:
         unresponsive, missing = self.pool.uuids - answered, self._missing()

@@ -4,13 +4,14 @@ Other modules open the source and attribute processes.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuFacts
 from gpuledger_agent.core.raw import RawGpuSample, SampleCursor
-from gpuledger_agent.gpu.breaker import BreakerLog, slow_backoff
+from gpuledger_agent.gpu.breaker import BreakerLog, probe_backoff
 from gpuledger_agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
 from gpuledger_agent.gpu.threads import CpuWait, PollCycle, read_cpu_wait
 from gpuledger_agent.gpu.worker import GpuWorker, LeakedThreads, Pace
@@ -22,6 +23,11 @@ Report = Callable[[str, str, str], None]
 
 def report_nowhere(_kind: str, _gpu_uuid: str, _message: str) -> None:
     """Discard the report."""
+
+
+PLACEHOLDERS: Final = ("PCI:", "INDEX:")
+"""Beginnings of the names of GPUs whose UUID is unknown."""
+_UNFOUND: Final = "it did not answer when the library was opened"
 
 
 class GpuAvailability:
@@ -56,14 +62,16 @@ class GpuAvailability:
         """Record which GPUs answered when the source was opened, and which did not.
 
         `found` contains the UUIDs of the GPUs that answered, and `unfound` the names of the others,
-        by the driver's index. A GPU in `unfound` is recorded as lost, unless it has answered
-        before: the caller records such a GPU by its UUID.
+        by the driver's index. A GPU in `unfound` is recorded as lost. If its name is not its UUID,
+        it must not have answered before: the caller records such a GPU by its UUID.
         """
         self._indices |= found
         for index, name in unfound.items():
-            if index not in self._indices and index not in self._unnamed:
+            if not name.startswith(PLACEHOLDERS):
+                self.record_lost(name, _UNFOUND)
+            elif index not in self._indices and index not in self._unnamed:
                 self._unnamed[index] = name
-                self.record_lost(name, "it did not answer when the library was opened")
+                self.record_lost(name, _UNFOUND)
 
     def record_answer(self, uuid: str, *, index: int) -> None:
         """Record that a GPU answered; if it was lost, report that it has recovered.
@@ -169,7 +177,7 @@ class GpuPool:
                 gpu,
                 leaked=self._leaked,
                 breaker_log=self._breaker_log,
-                backoff=slow_backoff,
+                backoff=probe_backoff,
                 readings=pace(position, self._readings_ns),
                 health=pace(position, self._health_ns),
                 now_ns=now_ns,

@@ -139,7 +139,8 @@ class GpuSource(Protocol):
     def unfound(self) -> Mapping[int, str]:
         """Names of the GPUs that did not answer when the source was opened, by driver index.
 
-        A name is `PCI:0000:1b:00` if the driver reports the slot, otherwise `INDEX:1`.
+        A name is the UUID if it is known from the kernel or from before. Otherwise it is
+        `PCI:0000:1b:00` if the PCI address is known, and `INDEX:1` if it is not.
         """
 
     @property
@@ -159,6 +160,13 @@ class GpuSource(Protocol):
 
     def close(self) -> None:
         """Release the driver; ignore errors, for example because the library is lost."""
+
+    def is_answering(self, name: str) -> bool:
+        """Return whether a lost GPU answers by its PCI address; callable from any thread.
+
+        `name` is its UUID or its name in `unfound`. The source must be open. If the result is true,
+        the GPU probably answers again after the source is reopened.
+        """
 
     def versions(self) -> Mapping[str, str | None]:
         """Return the versions of the driver's software, keyed by field of `Inventory`.

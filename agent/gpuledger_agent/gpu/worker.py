@@ -116,7 +116,7 @@ class GpuWorker:
         *,
         leaked: LeakedThreads,
         breaker_log: BreakerLog,
-        backoff: Callable[[], Backoff],
+        backoff: Callable[[CallGroup], Backoff],
         readings: Pace,
         health: Pace,
         now_ns: int,
@@ -129,7 +129,7 @@ class GpuWorker:
         self._core_error: str | None = None
         self._readings, self._health = readings, health
         self._breakers = {
-            group: GroupBreaker(gpu.uuid, group, log=breaker_log, backoff=backoff())
+            group: GroupBreaker(gpu.uuid, group, log=breaker_log, backoff=backoff(group))
             for group in CallGroup
         }
         for group, breaker in self._breakers.items():

@@ -49,7 +49,9 @@ class FaultyNvml(SimulatedNvml):
         super().__init__(*arguments, system_events=_system_events(faults), **named)
         self._faults = faults
         self._opened_ns = 0
-        self._grown: Counter[tuple[int, str]] = Counter()
+        self._requested_ns: dict[int, int] = {}
+        """When each GPU was last requested by its PCI address."""
+        self._grown: Counter[tuple[int, str, int | None]] = Counter()
         self._unloaded: set[int] = set()
         self._frozen: dict[tuple[int, str, int | None], Any] = {}
         if find := self.__dict__.get("_nvmlGetFunctionPointer"):
@@ -70,6 +72,9 @@ class FaultyNvml(SimulatedNvml):
             gpu = next((one.index for one in given if isinstance(one, Handle)), None)
             if name == "nvmlDeviceGetHandleByIndex":
                 gpu = int(arguments[0])
+            elif name == "nvmlDeviceGetHandleByPciBusId":
+                gpu = function(*arguments).index
+                self._requested_ns[gpu] = self.session.since_epoch_ns()
             self.meet(name, gpu)
             return self.distort(name, gpu, function(*arguments, **named))
 
@@ -139,7 +144,7 @@ class FaultyNvml(SimulatedNvml):
                 raise pynvml.NVMLError(gone or pynvml.NVML_ERROR_UNINITIALIZED)
         for number, fault in enumerate(self._faults):
             if fault.is_of(gpu, call):
-                self._meet_device(number, fault, call, now_ns)
+                self._meet_device(number, fault, call, now_ns, gpu)
 
     def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # results of the library
         """Return a call's result, `answer`, after the faults have been applied.
@@ -157,10 +162,14 @@ class FaultyNvml(SimulatedNvml):
                 return garble(answer) if fault.is_of(gpu, call) else answer
         return answer
 
-    def _meet_device(self, number: int, fault: PlannedFault, call: str, now_ns: int) -> None:
+    def _meet_device(
+        self, number: int, fault: PlannedFault, call: str, now_ns: int, gpu: int | None
+    ) -> None:
         kind = fault.spec.kind
-        # A handle from before the fault's end stays invalid until nvmlInit is called again.
-        is_late = fault.end_ns is not None and self._opened_ns < fault.end_ns
+        # A GPU stays lost after the fault's end until nvmlInit is called again, or until the GPU is
+        # requested by its PCI address.
+        attached_ns = max(self._opened_ns, self._requested_ns.get(gpu, 0) if gpu is not None else 0)
+        is_late = fault.end_ns is not None and attached_ns < fault.end_ns
         if kind in _DEVICE_ERRORS and now_ns >= fault.start_ns:
             if fault.is_there(now_ns) or is_late:
                 raise pynvml.NVMLError(_DEVICE_ERRORS[kind])
@@ -175,8 +184,8 @@ class FaultyNvml(SimulatedNvml):
         elif kind == "not_supported":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         elif kind == "growing_list":
-            self._grown[(number, call)] += 1
-            if self._grown[(number, call)] % (fault.spec.failures + 1):
+            self._grown[number, call, gpu] += 1
+            if self._grown[number, call, gpu] % (fault.spec.failures + 1):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
 
 

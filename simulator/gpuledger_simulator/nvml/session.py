@@ -148,6 +148,13 @@ class Identity(Subject):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return Handle(index, self._session.number)
 
+    def nvmlDeviceGetHandleByPciBusId(self, pciBusId: str) -> Handle:
+        """Return the handle of a GPU; raise NotFound if there is no GPU at the PCI address."""
+        for index in range(self.nvmlDeviceGetCount()):
+            if pci_bus_id(index) == pciBusId:
+                return Handle(index, self._session.number)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
         """Return the GPU's UUID."""
         return self._session.gpu(handle).facts.uuid

@@ -5,6 +5,12 @@ recording. `open` queries each GPU in a separate thread, so a GPU that hangs del
 for a limited time. If the hanging call returns later, the next `open` finds the GPU under the same
 index. A handle is only valid until the library is shut down. `open` therefore creates new
 `NvidiaGpu` objects, which determine again which calls the driver supports.
+
+A GPU that does not answer is named by its UUID if possible, so that its alert is the same before
+and after a restart of the agent. The UUID is found by the GPU's PCI address: the kernel lists the
+UUIDs of its GPUs by address, and the session remembers those of GPUs that have answered before.
+NVML numbers the GPUs in the order of their addresses. If the driver does not report the address of
+such a GPU, the GPU thus has one of the addresses that are left.
 """
 
 import contextlib
@@ -15,17 +21,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import structlog
 from msgspec.structs import replace
 
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
-from gpuledger_agent.core.incidents import read_bus, write_bus
+from gpuledger_agent.core.incidents import Bus, read_bus, write_bus
 from gpuledger_agent.core.raw import CallGroup, ClockReading, FastPoll, SampleCursor
 from gpuledger_agent.gpu.nvidia.accounting import AccountingReader
 from gpuledger_agent.gpu.nvidia.catalogue import DriverVersion, specs_for
 from gpuledger_agent.gpu.nvidia.core import ProcessLists, query_core, query_energy, query_fast_poll
-from gpuledger_agent.gpu.nvidia.device_client import DeviceClient, call_nvml
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient, call_nvml, none_where_absent
 from gpuledger_agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from gpuledger_agent.gpu.nvidia.gpm import ChipCounters, Gpm, is_of_chip
 from gpuledger_agent.gpu.nvidia.inventory import Facts, query_driver_version, query_versions
@@ -35,6 +42,8 @@ from gpuledger_agent.gpu.nvidia.query import QueryPlan
 from gpuledger_agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
 from gpuledger_agent.gpu.protocol import GpuIdentity
 from gpuledger_agent.gpu.threads import CallThread
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -167,6 +176,9 @@ class NvidiaGpu:
 
 # How long `open` waits for the GPUs: the driver may need seconds to initialize an unused GPU.
 _FIND_SECONDS: Final = 10.0
+# How long `open` waits for the kernel's list, which may block while a GPU is initialized.
+_READ_SECONDS: Final = 1.0
+_INDEX: Final = "INDEX"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +190,10 @@ class _Found:
     handle: object
 
 
+KernelGpus = Callable[[], Mapping[Bus, str | None]]
+"""Returns the UUID of each GPU that the kernel driver lists, by PCI address; `None` if unknown."""
+
+
 class NvmlSession:
     """The NVML library as a `GpuSource`."""
 
@@ -187,6 +203,7 @@ class NvmlSession:
         *,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         find_seconds: float = _FIND_SECONDS,
+        kernel_gpus: KernelGpus = dict,
     ) -> None:
         self.library = library
         """An object with the functions of `pynvml`: real, simulated or recorded."""
@@ -196,7 +213,14 @@ class NvmlSession:
         self._gpus: list[NvidiaGpu] = []
         self._finding: dict[int, Future[_Found | None]] = {}
         self._is_open = False
-        self._slots: dict[int, str] = {}
+        self._kernel_gpus = kernel_gpus
+        self._reading: Future[Mapping[Bus, str | None]] | None = None
+        self._slots: dict[int, Bus] = {}
+        """The GPUs' PCI addresses by driver index, as far as they are known."""
+        self._uuids: dict[Bus, str] = {}
+        """The UUID of each GPU that has ever answered, by PCI address."""
+        self._addresses: dict[str, Bus] = {}
+        """The PCI address of each GPU, by UUID or by name in `unfound`."""
         self.unfound: Mapping[int, str] = {}
         """Names of the GPUs that did not answer when the library was last opened, by driver
         index."""
@@ -238,9 +262,34 @@ class NvmlSession:
             )
             for gpu in found
         ]
+        for gpu in found:
+            if bus := self._slots.get(gpu.index):
+                self._uuids[bus], self._addresses[gpu.uuid] = gpu.uuid, bus
         indices = set(range(count)) - {gpu.index for gpu in found}
-        self.unfound = {index: self._slots.get(index, f"INDEX:{index}") for index in indices}
+        self.unfound = self._name(sorted(indices)) if indices else {}
         return self._gpus
+
+    def is_answering(self, name: str) -> bool:
+        """Return whether a lost GPU answers by its PCI address, or by its index if that is unknown.
+
+        It must return its UUID and its memory, because a lost GPU may still have a handle.
+        """
+        bus, (kind, _, index) = self._addresses.get(name), name.partition(":")
+        try:
+            if bus:
+                address = "{:08X}:{:02X}:{:02X}.0".format(*bus)
+                handle = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetHandleByPciBusId, address)
+            elif kind == _INDEX:
+                handle = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, int(index))
+            else:
+                return False
+            call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetUUID, handle)
+            none_where_absent(
+                lambda: call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetMemoryInfo, handle)
+            )
+        except UnavailableError:
+            return False
+        return True
 
     def versions(self) -> Mapping[str, str | None]:
         """Return the node's driver versions, keyed by field of `Inventory`.
@@ -275,6 +324,8 @@ class NvmlSession:
 
         Each GPU is queried in its own thread, so that a GPU that hangs does not block the others.
         """
+        # The driver may number the GPUs differently than when the library was last opened.
+        self._slots = {}
         for index in range(count):
             # If a previous search is done, its handle belongs to the previous initialization.
             if index not in self._finding or self._finding[index].done():
@@ -288,18 +339,47 @@ class NvmlSession:
         return [gpu for index in done if (gpu := self._finding.pop(index).result())]
 
     def _find(self, index: int) -> _Found | None:
-        """Return the GPU at an index; `None` if it does not answer."""
+        """Return the GPU at an index; `None` if it does not answer.
+
+        An error of any kind concerns only this GPU, because the others must still be found.
+        """
         try:
             handle = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
-        except UnavailableError:
-            return None
-        try:
-            uuid = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetUUID, handle)
-        except UnavailableError:
             # A GPU that does not return its UUID may still return its PCI address.
-            with contextlib.suppress(UnavailableError):
+            with contextlib.suppress(UnavailableError, UnicodeDecodeError):
                 slot = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
                 if bus := read_bus(slot):
-                    self._slots[index] = write_bus(bus)
+                    self._slots[index] = bus
+            uuid = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetUUID, handle)
+        except UnavailableError:
             return None
-        return _Found(index=index, uuid=uuid, handle=handle)
+        except Exception:  # noqa: BLE001  # see the docstring
+            _log.exception("gpu_search_failed", gpu_index=index)
+            return None
+        return _Found(index=index, uuid=uuid, handle=handle) if uuid else None
+
+    def _name(self, indices: Sequence[int]) -> Mapping[int, str]:
+        """Return the names of the GPUs at these indices, which did not answer."""
+        kernel = self._read_kernel()
+        known = {**self._uuids, **{bus: uuid for bus, uuid in kernel.items() if uuid}}
+        left = sorted((kernel or self._uuids).keys() - self._slots.values())
+        lacking = [index for index in indices if index not in self._slots]
+        if len(left) == len(lacking):
+            self._slots |= zip(lacking, left, strict=True)
+        names = {}
+        for index in indices:
+            bus = self._slots.get(index)
+            name = f"{_INDEX}:{index}" if bus is None else known.get(bus) or write_bus(bus)
+            names[index] = name
+            if bus:
+                self._addresses[name] = bus
+        return names
+
+    def _read_kernel(self) -> Mapping[Bus, str | None]:
+        """Return the GPUs that the kernel lists; none if reading the list takes too long."""
+        if self._reading is None or self._reading.done():
+            worker = CallThread("kernel-gpus")
+            self._reading = worker.start(self._kernel_gpus)
+            worker.end()
+        wait([self._reading], timeout=_READ_SECONDS)
+        return self._reading.result() if self._reading.done() else {}

@@ -2,7 +2,8 @@
 # ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pynvml
 import pytest
 
 from gpuledger.records import ProcessKind
+from gpuledger_agent.core.incidents import Bus
 from gpuledger_agent.core.raw import (
     CallGroup,
     ListedProcess,
@@ -17,6 +19,7 @@ from gpuledger_agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
+from gpuledger_agent.gpu.nvidia.kernel import list_kernel_gpus
 from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger_agent.gpu.protocol import SourceLostError
 from gpuledger_simulator.clock import ManualClock
@@ -232,6 +235,104 @@ def test_a_gpu_that_does_not_report_its_uuid_is_named_by_its_slot() -> None:
     nvml = NvmlSession(library)
     nvml.open()
     assert nvml.unfound == {0: "PCI:0000:1b:00"}
+
+
+FIRST, SECOND = (0, 0x1B, 0), (0, 0x2B, 0)
+"""The PCI addresses of the simulator's first GPUs."""
+
+
+@pytest.mark.parametrize(
+    ("law", "kernel", "name"),
+    [
+        ("by the kernel's UUID", {FIRST: "GPU-a", SECOND: "GPU-b"}, "GPU-a"),
+        ("by its slot, if the kernel has no UUID", {FIRST: None, SECOND: None}, "PCI:0000:1b:00"),
+        ("by its index, if several slots are left", {FIRST: "GPU-a", (0, 1, 0): None}, "INDEX:0"),
+        ("by its index, without a kernel's list", {}, "INDEX:0"),
+    ],
+)
+def test_a_gpu_without_a_handle_is_named_as_exactly_as_possible(
+    law: str, kernel: Mapping[Bus, str | None], name: str
+) -> None:
+    library = Altered(play_node(ManualClock(start_ns=0), gpus=2).nvml)
+    library.lost.add(0)
+    nvml = NvmlSession(library, kernel_gpus=lambda: kernel)
+    nvml.open()
+    assert nvml.unfound == {0: name}, law
+
+
+def test_a_gpu_that_has_answered_before_keeps_its_uuid() -> None:
+    node = play_node(ManualClock(start_ns=0), gpus=2)
+    library = Altered(node.nvml)
+    nvml = NvmlSession(library)
+    nvml.open()
+    library.lost.add(0)
+    nvml.open()
+    assert nvml.unfound == {0: node.gpus[0].facts.uuid}
+
+
+def test_a_list_of_the_kernel_that_hangs_costs_only_the_name() -> None:
+    library = Altered(play_node(ManualClock(start_ns=0), gpus=2).nvml)
+    library.lost.add(0)
+    released = threading.Event()
+
+    def hang() -> Mapping[Bus, str | None]:
+        released.wait()
+        return {}
+
+    nvml = NvmlSession(library, kernel_gpus=hang)
+    assert len(nvml.open()) == 1
+    assert nvml.unfound == {0: "INDEX:0"}
+    released.set()
+
+
+def test_a_lost_gpu_is_probed_by_its_pci_address() -> None:
+    node = play_node(ManualClock(start_ns=0), gpus=2)
+    library = Altered(node.nvml)
+    nvml = NvmlSession(library, kernel_gpus=lambda: {FIRST: "GPU-a", SECOND: None})
+    library.lost.add(0)
+    nvml.open()
+    assert not nvml.is_answering("GPU-a")
+    library.lost.clear()
+    assert nvml.is_answering("GPU-a")
+    assert ("nvmlDeviceGetHandleByPciBusId",) in library.requests
+    assert not nvml.is_answering("GPU-unknown")
+
+
+@pytest.mark.parametrize(
+    "uuid", [ValueError("a bug"), "", pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)]
+)
+def test_a_gpu_whose_uuid_cannot_be_read_does_not_affect_the_others(uuid: object) -> None:
+    node = play_node(ManualClock(start_ns=0), gpus=2)
+
+    def give_uuid(handle: Any) -> object:
+        if handle.index:
+            return node.gpus[handle.index].facts.uuid
+        if isinstance(uuid, Exception):
+            raise uuid
+        return uuid
+
+    nvml = NvmlSession(Altered(node.nvml, nvmlDeviceGetUUID=give_uuid))
+    assert [gpu.index for gpu in nvml.open()] == [1]
+    assert nvml.unfound == {0: "PCI:0000:1b:00"}
+
+
+def test_the_kernels_files_have_the_uuids_of_initialized_gpus(tmp_path: Path) -> None:
+    uuid = "GPU-411b6c67-9a0f-5e2b-8f5e-2f2a9a6b1c3d"
+    for address, written in (
+        ("0000:1b:00.0", uuid),
+        ("0000:2b:00.0", "GPU-????????-????-????-????-????????????"),
+        ("0000:3b:00.0", None),
+        ("readme", uuid),
+    ):
+        folder = tmp_path / "driver/nvidia/gpus" / address
+        folder.mkdir(parents=True)
+        if written:
+            (folder / "information").write_text(
+                f"Model: \t\t NVIDIA H100\nGPU UUID: \t {written}\nBus Type: \t PCIe\n"
+            )
+    third = (0, 0x3B, 0)
+    assert list_kernel_gpus(tmp_path) == {FIRST: uuid, SECOND: None, third: None}
+    assert list_kernel_gpus(tmp_path / "missing") == {}
 
 
 def test_a_gpu_that_hangs_at_the_start_does_not_affect_the_others() -> None:

@@ -15,7 +15,7 @@ from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
-from tests.fakes.gpus import await_driver_thread
+from tests.fakes.gpus import await_driver_thread, await_probe
 from tests.fakes.nvml import Altered
 from tests.hanging import HANG_SECONDS
 
@@ -54,7 +54,13 @@ class LongFastPolls(Altered):
 class Node:
     """A driver over a played node, queried once per scenario second."""
 
-    def __init__(self, *faults: Mapping[str, Any], count: int = 2, seconds: float = 20) -> None:
+    def __init__(
+        self,
+        *faults: Mapping[str, Any],
+        count: int = 2,
+        seconds: float = 20,
+        has_usual_waits: bool = False,
+    ) -> None:
         content: dict[str, Any] = {
             "name": "faulty",
             "nodes": [
@@ -80,8 +86,12 @@ class Node:
             clock=self.clock,
             check=self.check,
             deadline_seconds=seconds,
-            backoff=Backoff(first_seconds=1, max_seconds=2, jitter=lambda: 1.0),
-            lost_gpu_backoff=Backoff(first_seconds=2, max_seconds=4, jitter=lambda: 1.0),
+            backoff=Backoff()
+            if has_usual_waits
+            else Backoff(first_seconds=1, max_seconds=2, jitter=lambda: 1.0),
+            lost_gpu_backoff=None
+            if has_usual_waits
+            else Backoff(first_seconds=2, max_seconds=4, jitter=lambda: 1.0),
             report=lambda kind, name, _: self.reported.append((kind, self.index_of(name))),
         )
 
@@ -108,8 +118,15 @@ class Node:
 def node_with() -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def make(*faults: Mapping[str, Any], count: int = 2, seconds: float = 20, **fault: Any) -> Node:
-        made.append(Node(*faults, *([fault] if fault else []), count=count, seconds=seconds))
+    def make(
+        *faults: Mapping[str, Any],
+        count: int = 2,
+        seconds: float = 20,
+        has_usual_waits: bool = False,
+        **fault: Any,
+    ) -> Node:
+        every = (*faults, fault) if fault else faults
+        made.append(Node(*every, count=count, seconds=seconds, has_usual_waits=has_usual_waits))
         return made[-1]
 
     yield make
@@ -134,6 +151,28 @@ async def test_a_lost_gpu_is_missing_while_it_is_lost_and_the_other_never(
     assert there[-5:] == [True] * 5
     assert node.reported == [("gpu_lost", 0), ("gpu_recovered", 0)]
     assert node.check.is_ok
+
+
+LONG_LOSS: dict[str, Any] = {"kind": "lost", "gpus": [0], "start_seconds": 5, "end_seconds": 405}
+
+
+async def test_a_gpu_that_was_lost_for_long_is_back_within_30_seconds(
+    node_with: Callable[..., Node],
+) -> None:
+    """The source is reopened rarely by then, because that disturbs the other GPUs."""
+    node = node_with(LONG_LOSS, has_usual_waits=True)
+    there = []
+    for _ in range(440):
+        tick = await node.tick()
+        assert 1 in tick
+        there.append(0 in tick)
+        await_probe(node.driver)
+        await_driver_thread(node.driver)
+    assert there[:5] == [True] * 5
+    assert not any(there[5:405])
+    assert all(there[405 + 31 :])
+    assert node.library.calls["nvmlInit"] < 15
+    assert node.reported == [("gpu_lost", 0), ("gpu_recovered", 0)]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,13 @@ from gpuledger_agent.gpu.worker import MAX_LEAKED, Pace
 from gpuledger_agent.metrics import CALL_GROUPS_FAILED
 from gpuledger_simulator.clock import ManualClock
 from tests.examples import examples
-from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedSource
+from tests.fakes.gpus import (
+    ANSWERS,
+    PlayedGpu,
+    PlayedSource,
+    await_driver_thread,
+    await_probe,
+)
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 
@@ -308,6 +314,20 @@ async def test_a_gpu_that_hung_is_recovered_by_a_probe_that_delays_no_tick(bench
     assert bench.check.is_ok
 
 
+async def test_a_gpu_that_hung_for_long_is_back_within_30_seconds(bench: Bench) -> None:
+    await bench.query()
+    released = bench.hang(BOOKS)
+    await bench.query()
+    bench.be_patient()
+    for _ in range(400):
+        await bench.query()
+    bench.release(released)
+    for _ in range(32):
+        await bench.query()
+        bench.release(released)
+    assert await bench.query() == ["0", "1", "2"]
+
+
 async def test_however_long_a_gpu_hangs_few_threads_are_leaked(bench: Bench) -> None:
     await bench.query()
     bench.hang(BOOKS)
@@ -332,6 +352,18 @@ async def test_other_gpus_lose_no_tick_while_the_library_restarts_for_a_lost_gpu
     bench.sick.errors.clear()
     await bench.query_until(["0", "1", "2"])
     assert bench.reported == [("gpu_lost", "GPU-0"), ("gpu_recovered", "GPU-0")]
+
+
+async def test_a_gpu_that_answers_only_probes_is_tried_at_growing_intervals(bench: Bench) -> None:
+    await bench.query()
+    bench.sick.errors[BOOKS] = LOST
+    bench.nvml.gone, bench.nvml.answers_probes = {"GPU-0"}, True
+    for _ in range(1000):
+        assert await bench.query() == ["1", "2"]
+        await_probe(bench.driver)
+        await_driver_thread(bench.driver)
+    assert bench.nvml.probed >= 40
+    assert bench.nvml.tried < 40
 
 
 async def test_restarts_for_a_lost_gpu_are_logged_only_if_the_gpus_have_changed(
@@ -419,23 +451,39 @@ async def test_if_no_gpu_answers_the_library_is_restarted(bench: Bench) -> None:
     assert bench.nvml.tried == 2
 
 
+@pytest.mark.parametrize("name", ["INDEX:0", "PCI:0000:1b:00", "GPU-0"])
 async def test_a_gpu_that_is_lost_at_the_start_is_reported_and_so_is_its_recovery(
-    bench: Bench,
+    bench: Bench, name: str
 ) -> None:
-    bench.nvml.gone = {"GPU-0"}
+    bench.nvml.gone, bench.nvml.names = {"GPU-0"}, {"GPU-0": name}
     await bench.query()
-    assert bench.gpus_check.detail == "1 GPUs do not answer: INDEX:0"
+    assert bench.gpus_check.detail == f"1 GPUs do not answer: {name}"
     for _ in range(3):
         bench.clock.advance(100)
         await bench.query()
-    assert bench.reported == [("gpu_lost", "INDEX:0")]
+    assert bench.reported == [("gpu_lost", name)]
     bench.nvml.gone = set()
     for _ in range(3):
         bench.clock.advance(100)
         await bench.query()
-    assert bench.reported == [("gpu_lost", "INDEX:0"), ("gpu_recovered", "INDEX:0")]
+    assert bench.reported == [("gpu_lost", name), ("gpu_recovered", name)]
     assert bench.gpus_check.is_ok
-    assert "INDEX:0" not in bench.driver.known
+    assert sorted(bench.driver.known) == ["GPU-0", "GPU-1", "GPU-2"]
+
+
+async def test_a_gpu_that_is_lost_at_the_start_recovers_under_its_uuid_at_any_index(
+    bench: Bench,
+) -> None:
+    """The driver may number its GPUs differently when it is opened again."""
+    bench.nvml.gone, bench.nvml.names = {"GPU-0", "GPU-1"}, {"GPU-0": "GPU-0", "GPU-1": "GPU-1"}
+    await bench.query()
+    bench.nvml.gone = {"GPU-1"}
+    bench.gpus[0].index, bench.gpus[1].index = 1, 0
+    for _ in range(3):
+        bench.clock.advance(100)
+        await bench.query()
+    lost = [("gpu_lost", "GPU-0"), ("gpu_lost", "GPU-1")]
+    assert bench.reported == [*lost, ("gpu_recovered", "GPU-0")]
 
 
 async def test_a_gpu_that_answered_once_is_lost_only_under_its_uuid(bench: Bench) -> None:
@@ -565,7 +613,7 @@ async def test_the_first_inventory_lists_every_gpu_that_was_found(
         )
     bench.sick.errors[group] = FailedError("nvmlDeviceGetMemoryInfo: Timeout")
     versions = []
-    for second in range(60):
+    for second in range(70):
         if second == 30:
             bench.sick.errors.clear()
         await bench.query()
