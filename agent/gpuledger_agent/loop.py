@@ -10,7 +10,7 @@ import structlog
 
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import NodeId
-from gpuledger.records import Incident, Inventory
+from gpuledger.records import Incident, Inventory, NodeSample
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import Topics
@@ -19,10 +19,17 @@ from gpuledger_agent.core.raw import ClockReading, NodeFacts, RawGpuSample
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.exposition.node_state import NodeState
 from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.host.cgroup import UNRECOGNIZED
 from gpuledger_agent.host.job_directory import JobDirectory
 from gpuledger_agent.host.kubelet.allocations import Allocations
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
-from gpuledger_agent.metrics import FAST_POLLS_FAILED, TICK_SECONDS, TICKS_FAILED, TICKS_LATE
+from gpuledger_agent.metrics import (
+    FAST_POLLS_FAILED,
+    PROCESSES_UNRECOGNIZED,
+    TICK_SECONDS,
+    TICKS_FAILED,
+    TICKS_LATE,
+)
 from gpuledger_agent.monitor import IncidentMonitor
 from gpuledger_agent.publish.message_bundle import bundle_incident, bundle_inventory, bundle_tick
 from gpuledger_agent.publish.send_queue import SendQueue
@@ -302,9 +309,18 @@ class SampleLoop:
             self.monitor.report("mig_changed", uuid, f"it has {profiles or 'no instances'} now")
         for gpu in tick.readings.gpus:
             self.monitor.evaluate_health(gpu, time_ns=tick.sample.time_ns)
-        if not self.sampler.reads_processes:
-            return
-        running = [process for process in tick.sample.processes if not process.ended]
+        if self.sampler.reads_processes:
+            self._check_processes(tick.sample)
+
+    def _check_processes(self, sample: NodeSample) -> None:
+        running = [process for process in sample.processes if not process.ended]
+        jobs = [
+            sample.containers[process.container].job_id or ""
+            for process in running
+            if process.container is not None
+        ]
+        unrecognized = [job_id for job_id in jobs if job_id.startswith(UNRECOGNIZED)]
+        PROCESSES_UNRECOGNIZED.inc(len(unrecognized))
         if unlisted := self.sampler.unlisted_gpus:
             self.procfs_check.failed(
                 f"the driver refuses to list the processes on {', '.join(unlisted)}, so their users"
@@ -318,6 +334,18 @@ class SampleLoop:
         if self._hidden_ticks > 1:
             self.procfs_check.failed(
                 f"/proc shows none of the {len(running)} processes on GPUs; set hostPID: true"
+            )
+        elif unrecognized:
+            self.procfs_check.failed(
+                f"{len(unrecognized)} processes on GPUs are in cgroups of no known form, so their"
+                f" use has the job ids {', '.join(sorted(set(unrecognized)))}; update the agent, or"
+                " report the output of gpuledger cgroup /proc/PID/cgroup"
+            )
+        elif self.sampler.shows_no_cgroups and (sample.allocations or sample.job_allocations):
+            self.procfs_check.failed(
+                f"all {len(running)} processes on GPUs are in the cgroup /, so the use of pods and"
+                " jobs is attributed to the host; turn on cgroups in the container runtime and the"
+                " kubelet"
             )
         elif not self._hidden_ticks:
             self.procfs_check.ok(f"{len(running)} processes on GPUs")

@@ -53,6 +53,11 @@ PROCESSES_UNREADABLE: Final = Counter(
     "Total number of processes listed by the driver but not shown by /proc, counted in each sample:"
     " already gone, or in another PID namespace.",
 )
+PROCESSES_UNRECOGNIZED: Final = Counter(
+    "gpuledger_agent_processes_unrecognized",
+    "Total number of processes on GPUs in a cgroup of Slurm or the kubelet that has no known form,"
+    " counted in each sample.",
+)
 ACCOUNTS_LATE: Final = Counter(
     "gpuledger_agent_accounting_late",
     "Total number of the driver's process accounts that arrived after the process's end had been"

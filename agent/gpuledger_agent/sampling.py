@@ -85,6 +85,11 @@ class Sampler:
         return sorted(uuid for uuid, gpu in self._gpus.items() if gpu.last.is_list_refused)
 
     @property
+    def shows_no_cgroups(self) -> bool:
+        """Whether there are readable processes on GPUs, and all of them are in the root cgroup."""
+        return self._tracker.shows_no_cgroups
+
+    @property
     def lag_ns(self) -> int:
         """Time between the end of a tick's interval and the tick's query, in nanoseconds."""
         return self._clock.lag_ns

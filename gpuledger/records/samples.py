@@ -58,7 +58,8 @@ class ContainerRef(ArrayRecord, frozen=True, kw_only=True):
     """UID of the pod; absent if the path has none, as in a private cgroup namespace."""
     job_id: JobId | None = None
     """The job of a scheduler such as Slurm, named by the job's own cgroup; absent outside jobs. A
-    container within a job belongs to its pod if it has one, otherwise to the job."""
+    container within a job belongs to its pod if it has one, otherwise to the job. For a cgroup of
+    Slurm or the kubelet that the agent does not recognize, `unrecognized:` and its name."""
 
 
 class GpuProcess(ArrayRecord, frozen=True, kw_only=True):

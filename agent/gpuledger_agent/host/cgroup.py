@@ -25,14 +25,19 @@ the job. If several slurmd run on a machine, each node's name is added: `slurm_<
 `<name>_slurmstepd.scope`. A directory `job_7` anywhere else, such as in a user's slice, is not a
 job. If a path contains both a pod and a job, the process belongs to the pod, because the kubelet's
 information is more specific.
+
+A newer Slurm or kubelet may name its cgroups in another form. A process below `slurmstepd.scope` or
+`kubepods` without a pod, a job or a container is therefore not the host's: its job is the name of
+the cgroup, after `unrecognized:`. Slurm's own processes are in `slurmstepd.scope/system`.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from gpuledger.records.bounds import MAX_JOB_ID_LENGTH
 from gpuledger_agent.core.processes.table import Location
 
 _HEX_ID: Final = "[0-9a-f]{64}"
@@ -50,6 +55,12 @@ _SLURM_V2: Final = re.compile(r"(?:[^/]+_)?slurmstepd\.scope")
 _SLURM_USER: Final = re.compile(r"uid_\d{1,10}", re.ASCII)
 _JOB: Final = re.compile(r"job_(\d{1,20})", re.ASCII)
 _SLUID: Final = re.compile(r"(s[0-9A-Z]{13})", re.ASCII)
+_SLURMS_OWN: Final = "system"
+# The cgroups of all pods and of classes of pods. A kubelet with `--cgroup-root` adds a prefix.
+_KUBEPODS: Final = re.compile(r"(?:.*-)?kubepods(?:\.slice)?")
+_KUBEPODS_CLASS: Final = re.compile(r"(?:.*-)?(?:burstable|besteffort)(?:\.slice)?")
+UNRECOGNIZED: Final = "unrecognized:"
+"""Beginning of a job's id that is the name of a cgroup of no known form."""
 _PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
 # The kernel appends this to the path if the process has outlived its cgroup.
 _DELETED: Final = " (deleted)"
@@ -102,14 +113,16 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
     if not found:
         return Location()
 
-    def rank(located: tuple[_Place, _CgroupLine]) -> tuple[bool, bool, bool, int]:
+    def rank(located: tuple[_Place, _CgroupLine]) -> tuple[bool, bool, bool, bool, int]:
         place, line = located
         known = line.controllers in _CONTROLLERS
+        job_id = place.job_id or UNRECOGNIZED
         preference = _CONTROLLERS.index(line.controllers) if known else len(_CONTROLLERS)
         return (
             place.pod_uid is None,
-            place.job_id is None,
+            job_id.startswith(UNRECOGNIZED),
             place.container_id is None,
+            place.job_id is None,
             preference,
         )
 
@@ -188,10 +201,14 @@ def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
     index, pod = next(pods, (-1, None))
     containers = (_CONTAINER.fullmatch(segment) for segment in segments[index + 1 :])
     container = next(filter(None, containers), None)
+    job_id = _job_of(segments) if is_below and not pod else None
+    if not (pod or container or job_id):
+        name = (_unknown_job_of(segments) if is_below else None) or _unknown_pod_of(segments)
+        job_id = name and f"{UNRECOGNIZED}{name}"[:MAX_JOB_ID_LENGTH]
     return _Place(
         container_id=container and container[1],
         pod_uid=pod and pod[1].replace("_", "-"),
-        job_id=_job_of(segments) if is_below and not pod else None,
+        job_id=job_id,
     )
 
 
@@ -205,3 +222,21 @@ def _job_of(segments: Sequence[str]) -> str | None:
         case _:
             found = None
     return found and found[1]
+
+
+def _unknown_job_of(segments: Sequence[str]) -> str | None:
+    """Return the name of a cgroup in which Slurm runs a job, if the path has no job's id."""
+    match segments:
+        case ["system.slice", scope, name, *_] if _SLURM_V2.fullmatch(scope):
+            return None if name == _SLURMS_OWN else f"{scope}/{name}"
+    return None
+
+
+def _unknown_pod_of(segments: Sequence[str]) -> str | None:
+    """Return the name of the outermost cgroup below the cgroups of all pods and of their classes.
+
+    Return `None` if the path is not below them.
+    """
+    below = list(dropwhile(lambda segment: not _KUBEPODS.fullmatch(segment), segments))
+    unknown = dropwhile(_KUBEPODS_CLASS.fullmatch, below[1:])
+    return "/".join([*below[:1], *([*unknown] or below[1:])[:1]]) or None

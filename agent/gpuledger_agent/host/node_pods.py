@@ -322,6 +322,11 @@ class ListedPods:
         self._running: dict[PodName, set[str]] = {}
         """The UIDs of the pods that ran at the previous response."""
 
+    @property
+    def shows_cgroups(self) -> bool:
+        """Whether any pod's cgroup is visible; otherwise pods cannot be found to have ended."""
+        return self._folders.shows_cgroups
+
     def learn(self, listed: Sequence[tuple[PodName, AbstractSet[object]]]) -> None:
         """Learn the UIDs of pods from a response; names that it does not contain are forgotten.
 

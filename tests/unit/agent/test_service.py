@@ -23,11 +23,11 @@ from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import run_tasks
 from gpuledger_agent.context import Host, make_page, run_agent
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
-from gpuledger_agent.metrics import FAST_POLLS_FAILED, TICKS_FAILED
+from gpuledger_agent.metrics import FAST_POLLS_FAILED, PROCESSES_UNRECOGNIZED, TICKS_FAILED
 from gpuledger_agent.settings import AgentSettings, ExpositionSettings
 from gpuledger_agent.source_selection import find_source, play, probe
 from gpuledger_simulator.clock import ManualClock
-from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.scenario.load import load_scenario, parse_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.default_topics import PROCESSES, SAMPLES
 from tests.errors import has_words
@@ -211,6 +211,80 @@ async def test_processes_hidden_from_proc_for_two_ticks_are_reported_without_fai
     await asyncio.gather(agent, return_exceptions=True)
     assert ("set hostPID: true" in readiness.check("procfs").detail) is is_reported
     assert readiness.is_ready(), readiness.report()
+
+
+async def checks_of(cgroup: str, *, shows_pod_cgroups: bool = True) -> Readiness:
+    """Run an agent whose GPU is allocated to a pod, with a process of the host in the cgroup."""
+    clock, readiness = SleepersClock(sleepers=1, rings_after_seconds=5), Readiness()
+    content = {
+        "name": "allocated",
+        "nodes": [{"name": "node-1", "gpus": {"model": "NVIDIA L4", "count": 1}}],
+        "pods": [
+            {
+                "namespace": "a",
+                "name": "p",
+                "node": "node-1",
+                "containers": [{"name": "main", "devices": [{"gpu": 0}]}],
+            }
+        ],
+        "host_processes": [
+            {
+                "node": "node-1",
+                "command": "python",
+                "cgroup": cgroup,
+                "gpus": [0],
+                "memory_bytes": 1 << 20,
+            }
+        ],
+    }
+    simulation = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock)
+    host = play(simulation.node("node-1"))
+    agent = asyncio.create_task(
+        run_agent(
+            host=host if shows_pod_cgroups else replace(host, list_pod_cgroups=tuple),
+            bus=MemoryBus(),
+            settings=AgentSettings(node_name="node-1"),
+            readiness=readiness,
+        )
+    )
+    await clock.rung.wait()
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+    return readiness
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "reported"),
+    [
+        ("/system.slice/slurmstepd.scope/j8/step_0", "unrecognized:slurmstepd.scope/j8"),
+        ("/kubepods.slice/workload.slice/main", "unrecognized:kubepods.slice/workload.slice"),
+        ("/", "in the cgroup /"),
+        ("/system.slice/slurmstepd.scope/job_8/step_0", None),
+        ("/system.slice/dcgm.service", None),
+    ],
+)
+async def test_processes_whose_cgroup_does_not_show_their_pod_or_job_are_reported(
+    cgroup: str, reported: str | None
+) -> None:
+    before = value_of(PROCESSES_UNRECOGNIZED)
+    readiness = await checks_of(cgroup)
+    check = readiness.check("procfs")
+    assert check.is_ok == (reported is None)
+    assert (reported or "1 processes on GPUs") in check.detail
+    is_counted = value_of(PROCESSES_UNRECOGNIZED) > before
+    assert is_counted == (reported is not None and "unrecognized" in reported)
+    assert readiness.is_ready()
+
+
+@pytest.mark.parametrize("shows_pod_cgroups", [True, False])
+async def test_missing_cgroups_of_pods_are_reported_because_ended_pods_cannot_be_found(
+    *, shows_pod_cgroups: bool
+) -> None:
+    readiness = await checks_of("/x", shows_pod_cgroups=shows_pod_cgroups)
+    check = readiness.check("kubelet")
+    assert check.is_ok == shows_pod_cgroups
+    assert ("kubelet.cgroup_root" in check.detail) == (not shows_pod_cgroups)
+    assert readiness.is_ready()
 
 
 async def test_process_lists_that_keep_failing_are_reported() -> None:

@@ -22,6 +22,10 @@ NEW_FORMS: Final = (
     f"{SCOPE}/{SLUID}/step_0/user/task_0",
     f"{SCOPE}/{SLUID}/step_batch/user/task_special",
 )
+UNKNOWN_FORMS: Final = (
+    f"{SCOPE}/4243.batch/step_0/user/task_0",
+    "/kubepods.slice/kubepods-burstable.slice/workload-1.slice/main.scope",
+)
 
 
 def host_process(path: str) -> dict[str, Any]:
@@ -35,8 +39,10 @@ def host_process(path: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("path", NEW_FORMS)
-def test_use_below_slurms_scope_is_never_attributed_to_the_host(path: str) -> None:
+@pytest.mark.parametrize("path", [*NEW_FORMS, *UNKNOWN_FORMS])
+def test_use_below_the_cgroups_of_slurm_or_the_kubelet_is_never_attributed_to_the_host(
+    path: str,
+) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     scenario = {
         "name": "slurm",

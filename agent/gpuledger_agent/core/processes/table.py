@@ -22,7 +22,8 @@ class Location:
     pod_uid: str | None = None
     """The pod's UID, or a static pod's configuration hash; `None` if the process is in no pod."""
     job_id: str | None = None
-    """The scheduler's id of the job; `None` if the process is in no job, or in a pod."""
+    """The scheduler's id of the job; `None` if the process is in no job, or in a pod. For a cgroup
+    of Slurm or the kubelet that has no known form, `unrecognized:` and the cgroup's name."""
     line: str | None = None
     """The cgroup line that identified the location, or the first line; `None` without lines."""
 
@@ -30,6 +31,11 @@ class Location:
     def is_of_host(self) -> bool:
         """Whether the process is in no container, pod or job."""
         return self.container_id is None and self.pod_uid is None and self.job_id is None
+
+    @property
+    def is_in_root(self) -> bool:
+        """Whether the process is in the root cgroup, as if there were no cgroups."""
+        return self.line is not None and self.line.endswith(":/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +198,14 @@ class ProcessTable:
                 for change, _ in _changes(known, cached)
             ]
         return records
+
+    @property
+    def shows_no_cgroups(self) -> bool:
+        """Whether there are readable processes on GPUs, and all of them are in the root cgroup."""
+        lines = [
+            known.facts.location for known in self._known.values() if known.facts.location.line
+        ]
+        return bool(lines) and all(location.is_in_root for location in lines)
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
         """Return the known processes on any of these GPUs, ordered by pid."""

@@ -107,6 +107,11 @@ class ProcessTracker:
                 listed.setdefault(process.pid, {})[poll.uuid] = poll.at
         self._records += self._table.observe(listed)
 
+    @property
+    def shows_no_cgroups(self) -> bool:
+        """Whether there are readable processes on GPUs, and all of them are in the root cgroup."""
+        return self._table.shows_no_cgroups
+
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
         """Return the known processes on any of these GPUs, ordered by pid."""
         return self._table.processes_on(gpus)

@@ -315,7 +315,14 @@ class Allocations:
         self._answered_ns = self._clock.monotonic_ns()
         KUBELET_ANSWERS.inc()
         count = sum(assignment.is_gpu_resource for assignment in self._assignments)
-        self._check.ok(f"{count} devices are allocated to containers")
+        if count and self._listed_pods and not self._listed_pods.shows_cgroups:
+            self._check.failed(
+                f"{self._settings.cgroup_root} shows no cgroups of pods, so devices count as"
+                " allocated until the kubelet no longer lists them, even if their pods have ended;"
+                " mount the node's /sys/fs/cgroup read-only and set kubelet.cgroup_root to it"
+            )
+        else:
+            self._check.ok(f"{count} devices are allocated to containers")
 
     def _leave_out_ended(self) -> None:
         if self._listed_pods is None or not self._has_repeated_names:

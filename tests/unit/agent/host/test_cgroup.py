@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuledger_agent.core.processes.table import Location
-from gpuledger_agent.host.cgroup import find_node_paths, locate
+from gpuledger_agent.host.cgroup import UNRECOGNIZED, find_node_paths, locate
 from gpuledger_agent.host.procfs import ProcessReader
 from tests.tables import for_each
 
@@ -85,6 +85,40 @@ def test_a_job_is_identified_only_by_slurms_own_cgroup(
     law: str, path: str, job_id: str | None
 ) -> None:
     assert locate(f"0::{path}").job_id == job_id, law
+
+
+SCOPE = "/system.slice/slurmstepd.scope"
+PODS = "kubepods.slice"
+
+
+@pytest.mark.parametrize(
+    ("law", "path", "name"),
+    [
+        ("a job of an unknown form", f"{SCOPE}/j8/step_0/user", "slurmstepd.scope/j8"),
+        ("each job has its own name", f"{SCOPE}/j9/step_0", "slurmstepd.scope/j9"),
+        ("each node, too", "/system.slice/a_slurmstepd.scope/j8", "a_slurmstepd.scope/j8"),
+        ("a longer SLUID", f"{SCOPE}/s4M8TQ2XVB9C01A/step_0", "slurmstepd.scope/s4M8TQ2XVB9C01A"),
+        ("Slurm's own processes are the host's", f"{SCOPE}/system/processes", None),
+        ("and so is its daemon", SCOPE, None),
+        ("a user's own scope is not Slurm's", f"{USERS}/slurmstepd.scope/j8", None),
+        ("a pod's cgroup", f"/{PODS}/kubepods-w.slice/a", f"{PODS}/kubepods-w.slice"),
+        ("in a class", f"/{PODS}/kubepods-besteffort.slice/w.slice", f"{PODS}/w.slice"),
+        ("of cgroupfs", "/kubepods/burstable/workload/main", "kubepods/workload"),
+        ("below a root of the kubelet's", f"/kubelet.slice/kubelet-{PODS}/w", f"kubelet-{PODS}/w"),
+        ("in a node that is a container", f"/docker/x/kubepods/w/{OUTER}x", "kubepods/w"),
+        ("the class itself", "/kubepods/burstable", "kubepods/burstable"),
+        ("all pods", f"/{PODS}", PODS),
+        ("another cgroup of that name", "/system.slice/kubepods-exporter.service", None),
+    ],
+)
+def test_a_cgroup_of_slurm_or_the_kubelet_of_no_known_form_has_a_job_id_of_its_own(
+    law: str, path: str, name: str | None
+) -> None:
+    found = locate(f"0::{path}")
+    assert found.job_id == (name and UNRECOGNIZED + name), law
+    assert found.is_of_host == (name is None)
+    known = f"1:name=systemd:/docker/{OUTER}"
+    assert locate(f"0::{path}\n{known}\n") == Location(container_id=OUTER, line=known)
 
 
 @pytest.mark.parametrize("slurm", [SLURM_V1, SLURM_V2])
