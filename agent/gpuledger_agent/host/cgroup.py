@@ -28,7 +28,9 @@ information is more specific.
 
 A newer Slurm or kubelet may name its cgroups in another form. A process below `slurmstepd.scope` or
 `kubepods` without a pod, a job or a container is therefore not the host's: its job is the name of
-the cgroup, after `unrecognized:`. Slurm's own processes are in `slurmstepd.scope/system`.
+the cgroup, after `unrecognized:`. Slurm's own processes are in `slurmstepd.scope/system`. If the
+agent is in a pod with its own cgroup namespace, `kubepods` is not in the paths, but the agent is
+below it. So are all processes whose path has fewer `/..` than the node's root.
 """
 
 import re
@@ -99,16 +101,20 @@ class _Place(NamedTuple):
 _NOWHERE: Final = _Place()
 
 
-def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Location:
+def locate(
+    text: str, *, node_paths: NodePaths = MappingProxyType({}), is_in_pod: bool = False
+) -> Location:
     """Return the container, pod or job of a process.
 
-    `text` is the content of `/proc/<pid>/cgroup`, or a single path. Lines with a pod take
+    `text` is the content of `/proc/<pid>/cgroup`, or a single path. `is_in_pod` is whether the
+    agent, which has read it, is in a pod. Lines with a pod take
     precedence, then lines with a job, then lines with a container. The lines can differ, because in
     a hybrid hierarchy the paths of some controllers end at an outer container or contain no job.
     """
     parsed = _parse(text)
     found = [
-        (_locate_path(line.segments, node_paths.get(line.controllers, ())), line) for line in parsed
+        (_locate_path(line.segments, node_paths.get(line.controllers, ()), is_in_pod), line)
+        for line in parsed
     ]
     if not found:
         return Location()
@@ -180,7 +186,11 @@ def _parse(text: str) -> list[_CgroupLine]:
     return parsed
 
 
-def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
+def _locate_path(
+    segments: Sequence[str],
+    node_path: tuple[str, ...],
+    is_in_pod: bool,  # noqa: FBT001
+) -> _Place:
     """Return the outermost pod in a path, and the first container after it.
 
     If there is no pod, return the first container and the job instead. The first container counts,
@@ -192,6 +202,8 @@ def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
     is_below = tuple(segments[: len(root)]) == root
     if is_below:
         segments = segments[len(root) :]
+    elif is_in_pod and root[-1] == _UP and segments[1:2] == [_UP]:
+        segments = ["kubepods", *dropwhile(_UP.__eq__, segments[1:])]
     elif root[-2:] == (_UP, _UP) and tuple(segments[: len(root) - 1]) == root[:-1]:
         # With one `..` less, the path is in the agent's own top-level slice, but does not name it.
         # With Docker and Slurm, that slice is system.slice. Only root can create cgroups directly

@@ -31,6 +31,8 @@ _MEMORY: Final = "/proc/meminfo"
 _OWN_CGROUP: Final = "/proc/self/cgroup"
 # The cgroups of the node's first process and of `kthreadd`, which is also in the root cgroup.
 _ROOT_CGROUPS: Final = ("/proc/1/cgroup", "/proc/2/cgroup")
+# Kubernetes sets this variable in each container.
+_IS_IN_POD: Final = "KUBERNETES_SERVICE_HOST" in os.environ
 # The kernel writes kB and means KiB.
 _MEMORY_TOTAL: Final = re.compile(rb"^MemTotal: +([0-9]{1,15}) kB$", re.MULTILINE)
 _BYTES_PER_KIB: Final = 1024
@@ -77,14 +79,16 @@ class SystemProcfs:
 class ProcessReader:
     """Reads the facts about a node's processes from `/proc`."""
 
-    def __init__(self, procfs: Procfs) -> None:
+    def __init__(self, procfs: Procfs, *, is_in_pod: bool = _IS_IN_POD) -> None:
+        """Create the reader; `is_in_pod` is whether this process is in a pod."""
         self._procfs = procfs
         node_paths = _read_node_paths(procfs)
 
         # Cached, because a container's processes share a cgroup and are read in each tick.
         @lru_cache(maxsize=256)
         def locate_once(cgroup: bytes) -> Location:
-            return locate(cgroup.decode("utf-8", "replace"), node_paths=node_paths)
+            text = cgroup.decode("utf-8", "replace")
+            return locate(text, node_paths=node_paths, is_in_pod=is_in_pod)
 
         self._locate = locate_once
 

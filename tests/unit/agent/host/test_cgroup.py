@@ -164,6 +164,28 @@ def test_an_agent_in_its_own_cgroup_namespace_sees_the_nodes_jobs(
     assert locate(f"0::{path}\n", node_paths=node_paths).job_id == job_id, law
 
 
+@pytest.mark.parametrize(
+    ("law", "path", "name"),
+    [
+        ("another pod's cgroup", "/../../workload.slice/main", "kubepods/workload.slice"),
+        ("in another class", "/../../../kubepods-besteffort.slice/w/x", "kubepods/w"),
+        ("the class itself", "/../..", "kubepods"),
+        ("a process of the node", "/../../../../system.slice/dcgm.service", None),
+        ("the agent's own", "/", None),
+        ("a relative path", "workload", None),
+    ],
+)
+def test_an_agent_in_a_pods_cgroup_namespace_recognizes_what_is_below_kubepods(
+    law: str, path: str, name: str | None
+) -> None:
+    node_paths = find_node_paths("0::/\n", "0::/../../../../init.scope\n")
+    found = locate(f"0::{path}\n", node_paths=node_paths, is_in_pod=True)
+    assert found.job_id == (name and UNRECOGNIZED + name), law
+    pod = f"0::/../../{POD}/cri-containerd-{OUTER}.scope\n"
+    known = locate(pod, node_paths=node_paths, is_in_pod=True)
+    assert (known.pod_uid, known.container_id, known.job_id) == (UID, OUTER, None)
+
+
 class _Files:
     """A `/proc` with only these files."""
 
