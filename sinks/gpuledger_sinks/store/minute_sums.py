@@ -402,7 +402,8 @@ def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part)
             portion(amount, from_ns, to_ns, interval_ns)
             for amount in (busy_ns, energy, allocated_ns)
         ]
-        active = [portion(amount, from_ns, to_ns, interval_ns) for amount in active]
+        if active is not UNKNOWN:
+            active = [portion(amount, from_ns, to_ns, interval_ns) for amount in active]
     # Memory is constant over the interval, so its part is exact.
     memory = entry.memory_bytes
     memory_byte_ns = None if memory is None else memory * (to_ns - from_ns)
