@@ -49,6 +49,10 @@ class ManualClock:
         """Advance the clock by `seconds`."""
         self._now_ns += round(seconds * NS_PER_SECOND)
 
+    def advance_to(self, now_ns: int) -> None:
+        """Advance the clock to a time in nanoseconds since the Unix epoch."""
+        self._now_ns = max(self._now_ns, now_ns)
+
     def time_ns(self) -> int:
         """Return nanoseconds since the Unix epoch."""
         return self._now_ns

@@ -6,9 +6,9 @@ valid scenario. `gpuledger_simulator.schema` defines the fields.
 
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -29,6 +29,7 @@ from gpuledger_simulator.schema import Scenario
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario"]
 
+ShapeT = TypeVar("ShapeT")
 _MAX_BYTES: Final = 16 * 2**20  # enough for thousands of pods
 _AT: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
@@ -48,6 +49,11 @@ _PROTECTED_MINORS: Final = range(43, 87)
 
 def load_scenario(path: str | Path) -> Scenario:
     """Return the scenario in a file; raise `UserError` with the file, the field and the remedy."""
+    return load_as(path, parse_scenario)
+
+
+def load_as(path: str | Path, parse: Callable[[object], ShapeT]) -> ShapeT:
+    """Return the content of a YAML file as `parse` returns it; its errors then name the file."""
     try:
         content = yaml.safe_load(read_small_file(Path(path), max_bytes=_MAX_BYTES))
     except OSError as error:
@@ -61,17 +67,14 @@ def load_scenario(path: str | Path) -> Scenario:
     except ValueError as error:  # for example, an invalid date
         raise UserError(f"{path}: invalid date or number") from error
     try:
-        return parse_scenario(content)
+        return parse(content)
     except UserError as error:
         raise UserError(f"{path}: {shorten_middle(str(error))}") from error
 
 
 def parse_scenario(content: object) -> Scenario:
     """Return the scenario in the content of a YAML document; raise `UserError` if it is invalid."""
-    try:
-        scenario = msgspec.convert(content, Scenario)
-    except msgspec.ValidationError as error:
-        raise UserError(_explain(str(error))) from error
+    scenario = convert(content, Scenario)
     # The order matters: later checks plan the scenario and assume that all nodes exist.
     _check_names(scenario)
     _check_drivers(scenario)
@@ -83,35 +86,43 @@ def parse_scenario(content: object) -> Scenario:
     return scenario
 
 
-def _explain(message: str) -> str:
-    """Return an error message in the scenario's terms, from msgspec's error message."""
+def convert(content: object, shape: type[ShapeT]) -> ShapeT:
+    """Return the content of a file as a Struct; raise `UserError` with the field and the remedy."""
+    try:
+        return msgspec.convert(content, shape)
+    except msgspec.ValidationError as error:
+        raise UserError(_explain(str(error), shape)) from error
+
+
+def _explain(message: str, shape: type) -> str:
+    """Return an error message in the file's terms, from msgspec's error message."""
     match = _AT.match(message)
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     where = path.lstrip(".") or "the file"
     if "matching regex" in what:
         is_version = path.endswith(".driver.version")
         return f"{where}: {_VERSION_REMEDY if is_version else _PATTERN_REMEDY}"
-    if (wrong := _CHOICE.match(what)) and (choices := _choices_at(path)):
+    if (wrong := _CHOICE.match(what)) and (choices := _choices_at(path, shape)):
         return f"{where}: unknown value {wrong['value']}; available: {', '.join(map(str, choices))}"
     unknown = _UNKNOWN.search(what)
     if not unknown:
         return f"{where}: {what[:1].lower()}{what[1:]}"
-    known = _fields_at(path)
+    known = _fields_at(path, shape)
     return f"{where}: unknown field {unknown['field']!r}; {_nearest(unknown['field'], known)}"
 
 
-def _fields_at(path: str) -> list[str]:
-    """Return the names of the scenario's fields at a msgspec path."""
-    return [field.name for field in msgspec.structs.fields(_shape_at(path))]
+def _fields_at(path: str, shape: type) -> list[str]:
+    """Return the names of the fields at a msgspec path."""
+    return [field.name for field in msgspec.structs.fields(_shape_at(path, shape))]
 
 
-def _choices_at(path: str) -> list[object]:
+def _choices_at(path: str, shape: type) -> list[object]:
     """Return the allowed values at a msgspec path; an empty list if any value is allowed."""
-    return _literals_in(_shape_at(path))
+    return _literals_in(_shape_at(path, shape))
 
 
-def _shape_at(path: str) -> Any:  # noqa: ANN401  # any type annotation
-    at: Any = Scenario
+def _shape_at(path: str, shape: type) -> Any:  # noqa: ANN401  # any type annotation
+    at: Any = shape
     # The path exists, because it is part of an error message of msgspec.
     for name in re.findall(r"\.(\w+)|(\[)", path):
         if name[1]:
