@@ -41,6 +41,7 @@ def test_the_wheel_contains_each_hot_module_compiled_and_as_source(wheel: list[s
     "file",
     [
         "gpuledger_cli/demo/demo.yaml",
+        "gpuledger_cli/demo/month.yaml",
         "gpuledger_reports/presenting/bill_page/bill_page.css",
         "gpuledger_reports/presenting/bill_page/bill_page.html.jinja",
         "gpuledger_reports/presenting/bill_page/bill_page.js",

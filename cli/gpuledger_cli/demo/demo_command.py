@@ -44,6 +44,7 @@ from gpuledger_cli.demo.plan import (
     find_store,
     parse_bus,
 )
+from gpuledger_cli.demo.play_command import MAX_DAYS, Played, check_play, draw_played, play_days
 from gpuledger_cli.demo.run_bill import bill_run
 from gpuledger_cli.demo.screen import ScreenHeader, ScreenLine, draw, draw_last, standstill
 from gpuledger_cli.demo.sending import problem
@@ -61,7 +62,14 @@ from gpuledger_cli.demo.summary import (
 from gpuledger_cli.demo.tables import as_help
 from gpuledger_cli.demo.totals import as_line
 from gpuledger_cli.in_process.store_directory import mark_finished
-from gpuledger_cli.option_help import duration_option, epilogue, limits, parse_seconds
+from gpuledger_cli.option_help import (
+    DAYS,
+    duration_option,
+    epilogue,
+    limits,
+    parse_seconds,
+    time_option,
+)
 
 WIDTH_IN_FILES: Final = 160
 _REDRAW_SECONDS: Final = 0.25
@@ -87,6 +95,9 @@ app = App(
                 "gpuledger demo --for 20s --store demo-store\n"
                 "  gpuledger bill --store demo-store --by owner"
             ),
+            "A past month of a fleet with 33 GPUs, to try bills on": (
+                "gpuledger demo --play 31d --until 2026-11-01 --store month-store"
+            ),
         },
         codes={
             1: "something was not delivered or is missing; the summary names it",
@@ -107,7 +118,21 @@ def demo(  # one parameter an option
     ] = None,
     scenario: Annotated[
         Path | None,
-        Parameter(help="Scenario to play (YAML); by default 2 nodes, 7 GPUs, 7 pods and faults."),
+        Parameter(
+            help="Scenario to play (YAML); by default 2 nodes, 7 GPUs, 7 pods and faults. With"
+            " --play, a fleet (YAML)."
+        ),
+    ] = None,
+    play: Annotated[
+        str | None,
+        duration_option(
+            "Write so many past days of a fleet into --store, which must be empty, and exit",
+            forms=f"{DAYS.forms}, at most {MAX_DAYS}d",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        time_option("With --play: end of the last day; by default the start of today"),
     ] = None,
     source: Annotated[
         Source,
@@ -151,6 +176,24 @@ def demo(  # one parameter an option
     """
     began_seconds = _process_start_seconds()
     configure_logs(LogSettings(level="error", format="text"))
+    if play is not None:
+        unused = {
+            "--for": for_,
+            "--source": None if source == "auto" else source,
+            "--cluster": None if cluster == DEFAULT_CLUSTER else cluster,
+            "--bus": None if bus == "memory" else bus,
+            "--remote-write-url": remote_write_url,
+            "--alertmanager-url": alertmanager_url,
+        }
+        for option, given in unused.items():
+            if given is not None:
+                raise UserError(f"{option}: invalid with --play; remove one of them")
+        playing = check_play(
+            play=play, until=until, scenario=scenario, store=store, now_ns=time.time_ns()
+        )
+        return _show_played(play_days(playing), as_json=format == "json")
+    if until is not None:
+        raise UserError("--until: invalid without --play; add --play, such as --play 30d")
     leave_out_of_logs("incident_seen")  # the screen shows the agent's warning as an alert
     plan = DemoPlan(
         scenario=find_scenario(scenario),
@@ -163,6 +206,15 @@ def demo(  # one parameter an option
         alertmanager_url=check_url("--alertmanager-url", alertmanager_url),
     )
     return asyncio.run(_show(plan, as_json=format == "json", began_seconds=began_seconds))
+
+
+def _show_played(played: Played, *, as_json: bool) -> int:
+    console = Console(highlight=False)
+    if as_json:
+        sys.stdout.write(encode(played).decode() + "\n")
+    else:
+        show(console, draw_played(played, width=width_of(console), program=_program()))
+    return 0
 
 
 async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:

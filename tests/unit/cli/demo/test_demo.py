@@ -159,6 +159,9 @@ def test_no_password_or_token_of_an_address_is_shown(format_: str) -> None:
         (["--for", "0s"], "--for"),
         (["--remote-write-url", "prometheus"], "--remote-write-url '********' must begin"),
         (["--every", "1"], "--every"),
+        (["--play", "30d", "--for", "3s"], "--for: invalid with --play"),
+        (["--play", "30d"], "--store: missing"),
+        (["--until", "2026-10-01"], "--until: invalid without --play"),
     ],
 )
 def test_an_invalid_option_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:

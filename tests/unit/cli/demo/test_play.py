@@ -1,0 +1,279 @@
+"""A played fleet: its store has the plan's times to the nanosecond, and can be billed."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import yaml
+
+from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
+from gpuledger.errors import UserError
+from gpuledger.store.views import create_views
+from gpuledger_cli.command import main
+from gpuledger_cli.demo.play import play
+from gpuledger_cli.demo.play_command import FLEET, check_play, price_file
+from gpuledger_reports.pricing.billing import Bill, BillMaker
+from gpuledger_reports.pricing.closing import refusals_of
+from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import UsageReader
+from gpuledger_simulator.fleet.load import load_fleet, parse_fleet
+from gpuledger_simulator.fleet.plan import FleetNode, FleetPlan, plan_fleet
+from tests.errors import has_words
+
+BEGIN_NS = 1_790_812_800 * 10**9
+"""2026-10-01T00:00:00Z."""
+
+
+@dataclass(frozen=True)
+class PlayedStore:
+    """A store that was written from a plan."""
+
+    plan: FleetPlan
+    folder: Path
+    connection: duckdb.DuckDBPyConnection
+    advanced: list[int]
+
+    def rows(self, query: str) -> list[Any]:
+        return self.connection.execute(query).fetchall()
+
+    def bill(self, *by: str) -> Bill:
+        reader = UsageReader(str(self.folder))
+        maker = BillMaker(reader, read_policy(self.folder.parent / "prices.yaml"), by=by)
+        begin_us = self.plan.begin_ns // 1000
+        return maker.make(Window(begin_us, self.plan.time_ns(self.plan.minutes) // 1000))
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(30, marks=pytest.mark.extended)])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlayedStore]:
+    """Play the fleet that ships with the command."""
+    folder = tmp_path_factory.mktemp("play") / "store"
+    plan = plan_fleet(load_fleet(FLEET), begin_ns=BEGIN_NS, days=request.param)
+    (folder.parent / "prices.yaml").write_text(price_file(plan))
+    advanced: list[int] = []
+    asyncio.run(play(plan, str(folder), advance=advanced.append))
+    with duckdb.connect() as connection:
+        create_views(connection, str(folder))
+        yield PlayedStore(plan, folder, connection, advanced)
+
+
+def test_each_pod_has_its_true_times(store: PlayedStore) -> None:
+    allocated = {
+        uid: (ns, unresponsive_ns)
+        for uid, ns, unresponsive_ns in store.rows(
+            "SELECT allocated_pod_uid, sum(allocated_ns), sum(unresponsive_ns) FROM usage"
+            " WHERE allocated_pod_uid IS NOT NULL GROUP BY ALL"
+        )
+    }
+    used = dict(
+        store.rows("SELECT pod_uid, sum(busy_ns) FROM usage WHERE category = 'pod' GROUP BY ALL")
+    )
+    truths = {pod.uid: store.plan.truth(pod) for pod in store.plan.pods}
+    assert allocated == {
+        uid: (truth.allocated_ns, truth.unresponsive_ns) for uid, truth in truths.items()
+    }
+    assert {uid: used.get(uid, 0) for uid in truths} == {
+        uid: truth.used_ns for uid, truth in truths.items()
+    }
+    assert used.keys() <= truths.keys()
+
+
+def test_each_device_has_every_minute_except_those_of_its_nodes_restart(
+    store: PlayedStore,
+) -> None:
+    """For each device, the allocated and unallocated times sum to the minutes, and so do uses."""
+    expected = {
+        uuid: (
+            (store.plan.minutes - down_minutes(node)) * NS_PER_MINUTE,
+            (store.plan.minutes - down_minutes(node) - lost_minutes(node, index)) * NS_PER_MINUTE,
+        )
+        for node in store.plan.nodes
+        for index, gpu in enumerate(node.gpus)
+        for uuid in ([each.uuid for each in gpu.cuts[0].instances] if gpu.cuts else [gpu.uuid])
+    }
+    found = {
+        uuid: (allocated_ns, busy_ns)
+        for uuid, allocated_ns, busy_ns in store.rows(
+            "SELECT gpu_uuid, sum(allocated_ns), sum(busy_ns) FROM usage"
+            " WHERE busy_ns IS NOT NULL OR unresponsive_ns > 0 GROUP BY ALL"
+        )
+    }
+    assert found == expected
+    assert any(down_minutes(node) for node in store.plan.nodes)
+
+
+@pytest.mark.parametrize("table", ["usage_hourly", "usage_daily"])
+def test_the_sums_by_hour_and_day_are_those_by_minute(store: PlayedStore, table: str) -> None:
+    sums = "SELECT sum(allocated_ns), sum(busy_ns), sum(energy_millijoules), sum(memory_byte_ns)"
+    assert store.rows(f"{sums} FROM {table}") == store.rows(f"{sums} FROM usage")
+
+
+def test_every_pod_has_its_names_and_workload(store: PlayedStore) -> None:
+    found = set(
+        store.rows(
+            "SELECT allocated_pod_uid, allocated_namespace, allocated_pod, allocated_owner_kind,"
+            " allocated_owner_name, allocated_labels->>'team' FROM usage_hourly"
+            " WHERE allocated_pod_uid IS NOT NULL"
+        )
+    )
+    assert found == {
+        (pod.uid, of.namespace, pod.name, of.kind, of.name, of.team)
+        for pod in store.plan.pods
+        for of in [pod.workload]
+    }
+
+
+def test_incidents_name_the_flaky_node_and_the_lost_gpu(store: PlayedStore) -> None:
+    rows = store.rows("SELECT node, kind, xid, epoch_us(time), pods FROM incidents")
+    assert len(rows) == len(store.plan.xids) + 3
+    for xid in store.plan.xids:
+        assert any(
+            row[:4] == (xid.node.name, "xid", xid.xid, store.plan.time_ns(xid.minute) // 1000)
+            and all(pod.uid in row[4] for pod in xid.pods)
+            for row in rows
+        )
+    of_lost = {row[1] for row in rows if row[0] == "l4-0"}
+    assert of_lost == {"xid", "gpu_lost", "gpu_recovered"}
+
+
+def test_the_bill_is_complete_balances_and_lacks_only_the_restart(store: PlayedStore) -> None:
+    bill = store.bill("owner")
+    present = sum(len(node.gpus) * store.plan.minutes for node in store.plan.nodes)
+    down = sum(len(node.gpus) * down_minutes(node) for node in store.plan.nodes)
+    assert bill.data_coverage_ratio == 1 - Fraction(down, present)
+    assert bill.line_cost == bill.asset_cost
+    assert not refusals_of(bill)
+    assert not bill.unpriced
+
+
+def test_the_price_changes_within_the_days(store: PlayedStore) -> None:
+    """The GPUs of a model cost their time at the price of the day, whoever has them."""
+    half = round(0.5 * store.plan.days)
+    hours = [24 * half, 24 * (store.plan.days - half)]
+    cost = sum(line.exact_cost for line in store.bill("model").lines if "H100" in line.values[0])
+    assert cost == 16 * (hours[0] * Fraction("3.6") + hours[1] * Fraction("3.1"))
+
+
+def test_progress_is_reported_for_each_day(store: PlayedStore) -> None:
+    assert store.advanced == [1] * store.plan.days
+
+
+def down_minutes(node: FleetNode) -> int:
+    return sum(loss.back - loss.restart for loss in node.losses)
+
+
+def lost_minutes(node: FleetNode, gpu: int) -> int:
+    return sum(loss.restart - loss.start for loss in node.losses if loss.gpu == gpu)
+
+
+OPTIONS: dict[str, Any] = {"play": "30d", "until": None, "scenario": None}
+NOW_NS = BEGIN_NS + NS_PER_DAY // 2
+
+
+def test_the_days_end_with_the_last_complete_day(tmp_path: Path) -> None:
+    playing = check_play(**OPTIONS, store=tmp_path / "store", now_ns=NOW_NS)
+    assert playing.begin_ns + playing.days * NS_PER_DAY == BEGIN_NS
+    assert playing.days == 30
+
+
+def test_until_selects_another_end(tmp_path: Path) -> None:
+    options = OPTIONS | {"play": "2d", "until": "2026-09-11"}
+    playing = check_play(**options, store=tmp_path / "store", now_ns=NOW_NS)
+    assert playing.begin_ns == BEGIN_NS - 22 * NS_PER_DAY
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"play": "a month"}, ("--play", "a month", "7d or 2w")),
+        ({"play": "36h"}, ("--play", "36h", "whole days")),
+        ({"play": "0d"}, ("--play", "0d", "at least 1")),
+        ({"play": "365d"}, ("--play", "365d", "92d")),
+        ({"until": "tomorrow"}, ("--until", "tomorrow")),
+        ({"until": "2026-10-02"}, ("--until", "2026-10-02", "2026-10-01")),
+        ({"until": "2026-09-10T12:00:00Z"}, ("--until", "start of a past day")),
+        ({"scenario": Path("absent.yaml")}, ("absent.yaml",)),
+        ({"store": None}, ("--store", "missing", "--play")),
+    ],
+)
+def test_an_invalid_option_is_rejected_by_name(
+    tmp_path: Path, changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    options = OPTIONS | {"store": tmp_path / "store"} | changes
+    with pytest.raises(UserError, check=has_words(*words)):
+        check_play(**options, now_ns=NOW_NS)
+
+
+def test_a_directory_with_content_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "usage").mkdir()
+    with pytest.raises(UserError, check=has_words("--store", "not empty")):
+        check_play(**OPTIONS, store=tmp_path, now_ns=NOW_NS)
+
+
+def test_the_fleet_that_ships_has_what_its_comments_promise() -> None:
+    """Facts that a report on the capacity of the fleet must find."""
+    plan = plan_fleet(load_fleet(FLEET), begin_ns=BEGIN_NS, days=7)
+    names = {pod.workload.name: pod for pod in plan.pods}
+    oversized, unused = names["rerank"], names["notebook-ada"]
+    assert len(oversized.used) < len(oversized.slots)
+    assert oversized.workload.memory_gib < 10
+    assert plan.truth(unused).used_ns == 0
+    assert unused.workload.memory_gib > 20
+    # Idle GPUs on each node of the pool at any time, but never two on one node.
+    fragmented = [node for node in plan.nodes if node.pool.name == "a100"]
+    for minute in range(0, plan.minutes, 60):
+        for node in fragmented:
+            in_use = sum(
+                len(pod.slots) for pod in plan.pods_of[node] if pod.start <= minute < pod.end
+            )
+            assert len(node.gpus) - in_use == 1
+    assert {xid.node.name for xid in plan.xids} == {"h100-1"}
+    assert any(xid.pods for xid in plan.xids)
+    assert len({pool.cluster for pool in plan.fleet.pools}) == 2
+    assert len(plan.pods) > 20 * plan.days
+
+
+SMALL = """
+name: small
+prices:
+  - {name: l4, product: L4, per_gpu_hour: 0.5}
+pools:
+  - {name: l4, cluster: prod, nodes: 1, model: NVIDIA L4, gpus: 2}
+workloads:
+  - {name: chat, namespace: a, kind: Deployment, team: x, pool: l4, busy: [0.5, 0.5], memory_gib: 4}
+"""
+
+
+def test_a_store_that_cannot_be_written_ends_the_play_with_an_error(tmp_path: Path) -> None:
+    (tmp_path / "usage").write_text("a file where the table should be")
+    plan = plan_fleet(parse_fleet(yaml.safe_load(SMALL)), begin_ns=BEGIN_NS, days=1)
+    with pytest.raises(UserError, check=has_words("--store", "usage")):
+        asyncio.run(play(plan, str(tmp_path), advance=lambda _: None))
+
+
+def test_the_command_prints_the_truth_and_a_bill_that_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet, store = tmp_path / "small.yaml", tmp_path / "store"
+    fleet.write_text(SMALL)
+    options = ["--play", "1d", "--until", "2020-01-02", "--scenario", str(fleet)]
+    assert main(["demo", *options, "--store", str(store), "--format", "json"]) == 0
+    played = json.loads(capsys.readouterr().out)
+    (workload,) = played["workloads"]
+    assert workload["owner"] == "Deployment/chat"
+    assert (workload["allocated_gpu_seconds"], workload["used_gpu_seconds"]) == (86_400, 43_200)
+    period = ["--from", played["begin"], "--to", played["end"], "--prices", played["prices"]]
+    bill = ["bill", "--store", played["store"], "--by", "owner", *period, "--format", "json"]
+    assert main(bill) == 0
+    lines = {line["owner"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
+    assert lines["Deployment/chat"]["allocated_gpu_seconds"] == 86_400
+    assert lines["Deployment/chat"]["cost"] == "12.00"
+    assert main(["bill", "close", *bill[1:-2]]) == 0
