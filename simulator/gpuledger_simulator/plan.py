@@ -146,15 +146,15 @@ def plan_processes(scenario: Scenario, pods: list[PlannedPod]) -> list[PlannedPr
     """Return the planned processes in the scenario's order; processes in pods are first."""
     orders: Counter[str] = Counter()
 
-    def next_pid(node: str) -> int:
+    def next_pid(node: str, process: Process) -> int:
         # The order on the node determines the pid, so every process of a run derives the same pids.
         orders[node] += 1
-        return identities.pid(scenario.seed, node, orders[node] - 1)
+        return process.pid or identities.pid(scenario.seed, node, orders[node] - 1)
 
     in_pods = [
         PlannedProcess(
             node=pod.spec.node,
-            pid=next_pid(pod.spec.node),
+            pid=next_pid(pod.spec.node, process),
             spec=process,
             start_ns=pod.start_ns + _ns(process.start_seconds),
             # A process ends at the latest with its pod, because the kubelet removes the pod's
@@ -171,7 +171,7 @@ def plan_processes(scenario: Scenario, pods: list[PlannedPod]) -> list[PlannedPr
     on_host = [
         PlannedProcess(
             node=process.node,
-            pid=next_pid(process.node),
+            pid=next_pid(process.node, process),
             spec=process,
             start_ns=_ns(process.start_seconds),
             end_ns=_end_ns(process.end_seconds),

@@ -40,7 +40,9 @@ class SimulatedProcfs:
         memory_bytes: int,
     ) -> None:
         # In a container's own pid namespace, the processes of the host are not visible.
-        self._processes = {process.pid: process for process in processes} if host_pid else {}
+        self._processes: dict[int, list[PlannedProcess]] = {}
+        for process in processes if host_pid else ():
+            self._processes.setdefault(process.pid, []).append(process)
         self._host_pid = host_pid
         self._memory_bytes = memory_bytes
         self._clock = clock
@@ -67,10 +69,12 @@ class SimulatedProcfs:
         parts = path.split("/")
         if len(parts) != 4 or parts[1] != "proc" or not parts[2].isdigit():  # noqa: PLR2004  # "/proc/PID/FILE"
             raise FileNotFoundError(path)
-        process = self._processes.get(int(parts[2]))
         write = self._files.get(parts[3])
         since_ns = self._clock.time_ns() - self._epoch_ns
-        if process is None or write is None or not process.alive(since_ns):
+        # Several processes may have the same pid, one after the other.
+        own = self._processes.get(int(parts[2]), ())
+        process = next((one for one in own if one.alive(since_ns)), None)
+        if process is None or write is None:
             raise FileNotFoundError(path)
         return write(process).encode()
 

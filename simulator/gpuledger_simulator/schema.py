@@ -365,6 +365,8 @@ class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Command line. The kernel's name for the process is the first word's file name, or `comm`."""
     comm: Annotated[str, Meta(min_length=1)] | None = None
     """The kernel's name for the process, if it is not the program's; the kernel keeps 15 bytes."""
+    pid: Annotated[int, Meta(ge=2, le=4_194_304)] | None = None
+    """Process id, for processes that reuse the id of an ended one; default: an id of its own."""
     gpus: Annotated[list[int], Meta(min_length=1)]
     """Indices of its GPUs in the driver's order."""
     load: Load = Load()
