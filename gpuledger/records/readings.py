@@ -380,8 +380,8 @@ class BusyMethod(OpenEnum):
     """The driver's samples of all processes added up to more than the device's busy time, because
     they include waiting. They were scaled to shares as if the processes took equal turns."""
     MPS_SERVER = "mps_server"
-    """The driver sampled only the MPS server. Its use was split into equal parts, one per
-    client."""
+    """The driver sampled only the MPS server. Its use was split into equal parts, one per client.
+    If the driver lists no clients, the server has all of it."""
     PARTIAL_SAMPLES = "partial_samples"
     """The driver's samples show only a part of the processes' use: they add up to far less than the
     device's busy time, or each sampling window has a sample of only one process. They were fitted

@@ -9,6 +9,8 @@ import pytest
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import Category, Entry, ProcessKind
+from gpuledger_agent.core.normalize.shares import ProcessUsage, share_server
+from gpuledger_agent.core.raw import ListedProcess
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
@@ -129,6 +131,41 @@ def test_clients_get_equal_parts_if_only_their_mps_server_is_sampled() -> None:
     assert len({round(busy[uid], 3) for uid in clients}) == 1
     device_ns = run.node.gpus[0].device_busy_ns(run.start_ns - EPOCH_NS, run.end_ns - EPOCH_NS)
     assert sum(busy[uid] for uid in clients) == pytest.approx(device_ns / 1e9, rel=0.03)
+
+
+def usage(pid: int, ratio: float, kind: ProcessKind = ProcessKind.COMPUTE) -> ProcessUsage:
+    process = ListedProcess(pid=pid, kind=kind, memory_bytes=None)
+    return ProcessUsage(process=process, sm_ratio=ratio, ended=False)
+
+
+CLIENT = ProcessKind.MPS
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param(
+            [usage(1, 0.6, CLIENT), usage(2, 0, CLIENT), usage(3, 0, CLIENT)],
+            [0, 0.3, 0.3],
+            id="a server in the list of clients is no client",
+        ),
+        pytest.param(
+            [usage(1, 0.6), usage(2, 0), usage(3, 0), usage(4, 0.1)],
+            [0, 0.3, 0.3, 0.1],
+            id="without a list of clients, processes without samples are clients",
+        ),
+        pytest.param([usage(1, 0.6)], [0.6], id="a server without clients keeps its use"),
+        pytest.param(
+            [usage(1, 0.1), usage(2, 0.5, CLIENT)], None, id="sampled clients keep their use"
+        ),
+        pytest.param([usage(1, 0), usage(2, 0, CLIENT)], None, id="an idle server has no use"),
+    ],
+)
+def test_the_use_of_an_mps_server_is_divided_among_its_clients(
+    given: list[ProcessUsage], expected: list[float] | None
+) -> None:
+    shared = share_server(given, {1})
+    assert (shared and [one.sm_ratio for one in shared]) == expected
 
 
 def test_a_batch_of_short_processes_is_reported_exactly() -> None:

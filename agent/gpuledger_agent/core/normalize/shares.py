@@ -295,13 +295,18 @@ def share_server(
     """Return usages in which the MPS servers' use is divided equally among the MPS clients.
 
     The driver reports clients' use under the server's pid, so each client's own use is unknown.
-    `servers` are the servers' pids. Return `None` if there are no clients, the servers have no use,
-    or the driver reports use of the clients themselves.
+    `servers` are the servers' pids. If the driver lists no clients as such, they are the processes
+    without use of their own. If there are none either, the servers keep the use. Return `None` if
+    the servers have no use, or the driver reports use of the clients themselves.
     """
-    clients = [one for one in usages if _is_mps_client(one.process) and not one.ended]
     served = sum(one.sm_ratio or 0.0 for one in usages if one.process.pid in servers)
-    if not served or not clients or any(one.sm_ratio for one in clients):
+    others = [one for one in usages if one.process.pid not in servers and not one.ended]
+    listed = [one for one in others if _is_mps_client(one.process)]
+    if not served or any(one.sm_ratio for one in listed):
         return None
+    clients = listed or [one for one in others if not one.sm_ratio]
+    if not clients:
+        return usages
     part, shared = served / len(clients), []
     for one in usages:
         if one in clients:

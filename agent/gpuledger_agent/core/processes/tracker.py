@@ -40,7 +40,8 @@ class TickProcesses(NamedTuple):
     processes: list[GpuProcess]
     ended_processes: list[ProcessExit] | None
     mps_served_gpus: frozenset[int]
-    """Positions of the GPUs on which the MPS server's use was divided among the MPS clients."""
+    """Positions of the GPUs on which the MPS server's use was divided among the MPS clients, or
+    whose clients are unknown."""
     records: list[ProcessRecord]
     """Records of the processes that started, changed or ended since the last tick."""
 
@@ -180,7 +181,11 @@ class ProcessTracker:
             accounting_gpus=self._accounting_gpus,
             container_index=containers.index_of,
         )
-        served = frozenset(place for place, of_gpu in enumerate(shared) if of_gpu)
+        served = frozenset(
+            place
+            for place, of_gpu in enumerate(shared)
+            if of_gpu and _is_divided([one for one in processes if one.gpu == place], servers)
+        )
         records, self._records = self._records, []
         return TickProcesses(containers.refs(), processes, exits, served, records)
 
@@ -190,6 +195,15 @@ class ProcessTracker:
         counts = ProcessCounts(self._unreadable, matcher.late, reporter.unreported)
         self._unreadable, matcher.late, reporter.unreported = 0, 0, Counter()
         return counts
+
+
+def _is_divided(on_gpu: Sequence[GpuProcess], servers: Collection[int]) -> bool:
+    """Return whether an MPS server's use may belong to another container or job than booked.
+
+    This is so if the clients are in several, or if the driver lists only servers.
+    """
+    is_shared = len({process.container for process in on_gpu}) > 1
+    return is_shared or all(process.pid in servers for process in on_gpu)
 
 
 def describe(

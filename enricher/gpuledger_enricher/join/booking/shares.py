@@ -79,6 +79,7 @@ _PROCESS_UTILIZATION: Final = BusyMethod.PROCESS_UTILIZATION
 _MEMORY_SHARE: Final = BusyMethod.MEMORY_SHARE
 _EQUAL_SHARE: Final = BusyMethod.EQUAL_SHARE
 _SAMPLED: Final = BusyMethod.SAMPLED
+_MPS_SERVER: Final = BusyMethod.MPS_SERVER
 _MEASURED: Final = MemoryMethod.MEASURED
 _SCALED: Final = MemoryMethod.SCALED
 _APPORTIONED: Final = MemoryMethod.APPORTIONED
@@ -350,13 +351,15 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
 def _busy_method(busy: Split, reading: GpuReading) -> BusyMethod:
     """Return how busy time was determined.
 
-    If it was derived from process samples, the reading's own method takes precedence. So does
-    `sampled` if there is only one claim, because the device's busy time is then an estimate too.
+    If it was derived from process samples, the reading's own method takes precedence. With only
+    one claim, so does `sampled`, because the device's busy time is an estimate too, and
+    `mps_server`, because the claim is a server's and its clients are unknown.
     """
     method: BusyMethod = busy.method
     own = reading.busy_method
     if own is not None and (
-        method is _PROCESS_UTILIZATION or (method is _EXCLUSIVE and own is _SAMPLED)
+        method is _PROCESS_UTILIZATION
+        or (method is _EXCLUSIVE and (own is _SAMPLED or own is _MPS_SERVER))
     ):
         return own
     return method

@@ -260,6 +260,11 @@ def test_a_sampled_device_is_never_booked_as_measured(claims: list[Claim]) -> No
     assert book_gpu(sampled, claims).busy_method is BusyMethod.SAMPLED
 
 
+def test_the_use_of_an_mps_server_without_known_clients_is_not_booked_as_measured() -> None:
+    served = reading(busy_method=BusyMethod.MPS_SERVER)
+    assert book_gpu(served, [claim(HOST, ratio=0.5)]).busy_method is BusyMethod.MPS_SERVER
+
+
 @pytest.mark.parametrize("claims", [[], [claim(POD, 0, ratio=0.1)]])
 def test_missing_process_samples_do_not_matter_to_a_single_container(claims: list[Claim]) -> None:
     partial = reading(busy_method=BusyMethod.PARTIAL_SAMPLES)
