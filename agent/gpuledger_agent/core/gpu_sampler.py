@@ -246,6 +246,7 @@ class GpuSampler:
         self._polled = _Polled()
         self._requested = SampleCursor()
         self._has_rates_only = False
+        self._is_set_back = False
         self._missing_windows = 0
         self._switches = 0
         self._watched_ns: int | None = None
@@ -330,6 +331,10 @@ class GpuSampler:
         self._take_listed(raw.processes if is_physical_gpu else None, now_ns)
         self._answered_ns = now_ns
         polled, was = self._polled, self._begin(raw, set_back_now_us)
+        resumes = self._is_set_back and set_back_now_us is None
+        self._is_set_back = set_back_now_us is not None
+        if resumes:
+            was = self._resume(was, since_us=(at.time_ns - interval_ns) // NS_PER_US - _AHEAD_US)
         validator.drop("utilization_ratio", "out_of_range", count=polled.dropped["samples"])
         validator.drop(
             "memory_utilization_ratio", "out_of_range", count=polled.dropped["memory_samples"]
@@ -408,7 +413,7 @@ class GpuSampler:
             energy,
             ratio,
             busy_method=BusyMethod.SAMPLED
-            if self._has_rates_only
+            if self._has_rates_only or (raw.samples is not None and (cover.is_estimate or resumes))
             else BusyMethod.EQUAL_TURNS
             if shares.overlaps
             else BusyMethod.PARTIAL_SAMPLES
@@ -647,6 +652,24 @@ class GpuSampler:
             polled.memory = {us: one for us, one in polled.memory.items() if us <= latest_us}
             polled.uses = {key: one for key, one in polled.uses.items() if key[1] <= latest_us}
         return was
+
+    def _resume(self, was: LastTick, *, since_us: int) -> LastTick:
+        """Return the previous tick's state for the first tick whose samples are of one timeline.
+
+        After the wall clock was set back, samples from before and after the change are mixed. All
+        stamps after `since_us` are from after it. The others are dropped, and so are the bounds of
+        the driver's clock, unless the driver stamps by another clock than the wall clock.
+        """
+        polled = self._polled
+        if max(polled.gpu, default=0) <= since_us:
+            return was
+        polled.gpu = {us: one for us, one in polled.gpu.items() if us > since_us}
+        polled.memory = {us: one for us, one in polled.memory.items() if us > since_us}
+        polled.uses = {key: one for key, one in polled.uses.items() if key[1] > since_us}
+        polled.cursor = polled.synced = None
+        self.window = self.window.interrupt()
+        cursor = SampleCursor(gpu_us=since_us, memory_us=since_us, process_us=since_us)
+        return replace(was, last_seen=cursor, clock=None, gone={}, returned={}, newest_us=0)
 
     def _find_cover(
         self,

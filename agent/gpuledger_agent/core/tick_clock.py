@@ -84,8 +84,9 @@ class TickClock:
                 passed_ns = max(before.time_ns, self._set_back_until[0] if self.is_set_back else 0)
                 self._set_back_until = (passed_ns + _MARGIN_NS, at.boottime_ns + _BUFFERED_NS)
                 self.is_set_back = True
+        # The tick at `at` covers the time since `before`, which must lie after the change too.
         until_time_ns, until_boottime_ns = self._set_back_until
-        if at.time_ns > until_time_ns or at.boottime_ns > until_boottime_ns:
+        if before and (before.time_ns > until_time_ns or before.boottime_ns > until_boottime_ns):
             self.is_set_back = False
         return None if before is None else max(1, at.monotonic_ns - before.monotonic_ns)
 

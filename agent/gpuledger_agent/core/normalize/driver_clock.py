@@ -213,6 +213,9 @@ class Cover(msgspec.Struct, frozen=True, kw_only=True):
     """Mean utilization of the memory controller, computed in the same way from `memory`."""
     has_gap: bool
     """Whether the use is unknown in a part of the covered time."""
+    is_estimate: bool
+    """Whether the windows describe only a part of the covered time, or also another time, because
+    the driver's clock was set."""
 
 
 def find_cover(
@@ -278,6 +281,7 @@ def find_cover(
         gpu_percent=gpu_percent,
         memory_percent=memory_percent,
         has_gap=has_gap and is_one_timeline,
+        is_estimate=has_leapt or not is_one_timeline,
     )
 
 
