@@ -34,7 +34,13 @@ from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
 from gpuledger_agent.core.normalize.windows import USUAL_WINDOW_US
 from gpuledger_agent.core.processes.table import TableUpdate
 from gpuledger_agent.core.processes.tracker import ProcessTracker
-from gpuledger_agent.core.raw import ClockReading, FastPoll, RawGpuSample, SampleCursor
+from gpuledger_agent.core.raw import (
+    ClockReading,
+    FastPoll,
+    RawGpuSample,
+    SampleCursor,
+    read_at,
+)
 from gpuledger_agent.core.tick import NodeTick, flatten, read_details, without_measurements
 from gpuledger_agent.core.tick_clock import TickClock, TickInterval
 from gpuledger_agent.host.procfs import ProcessReader, Procfs, read_boot_id, read_memory_bytes
@@ -189,10 +195,10 @@ class Sampler:
 
         The first call only starts an interval, and so does a call after an interval that was too
         long to report. `raw` are the answers of the GPUs that answered, and `at` is the time of the
-        query: a process that started later cannot be the process that the GPUs listed under its
-        pid. `known` contains the UUIDs of the node's GPUs. Known GPUs that did not answer are in
-        the tick as unresponsive, with the MIG instances of their last answer. `late` is whether the
-        tick began late by more than half an interval.
+        query. A process that started after the GPUs listed their processes cannot be the process
+        that they listed under its pid. `known` contains the UUIDs of the node's GPUs. Known GPUs
+        that did not answer are in the tick as unresponsive, with the MIG instances of their last
+        answer. `late` is whether the tick began late by more than half an interval.
         """
         self._is_querying = False
         length_ns = self._clock.follow(at)
@@ -209,8 +215,15 @@ class Sampler:
         self._clock.learn_lag(
             [(gpu.window.is_confirmed and gpu.window.length_us) or USUAL_WINDOW_US for gpu in gpus]
         )
+        # A slow driver lists the processes long after the query began.
+        listed_ns = (row.listed.answered_ns for row in rows if row.listed)
+        listed_at = read_at(at, min(listed_ns, default=at.monotonic_ns))
         table_update = self._tracker.refresh(
-            ticks, vanished, time_ns=at.time_ns, boottime_ns=at.boottime_ns
+            ticks,
+            vanished,
+            time_ns=at.time_ns,
+            boottime_ns=at.boottime_ns,
+            listed_boottime_ns=listed_at.boottime_ns,
         )
         # All state is updated even without a tick, because the next tick needs it.
         tick = None

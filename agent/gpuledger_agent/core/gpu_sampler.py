@@ -298,7 +298,7 @@ class GpuSampler:
         if is_querying or at_ns <= self._answered_ns or poll.since_us < polled_until_us:
             return False
         poll = self._take_samples(poll, poll.at, since_us=poll.since_us)
-        self._take_listed(poll.processes, at_ns)
+        self._take_listed(poll.processes, poll.listed.answered_ns if poll.listed else at_ns)
         if poll.processes is not None:
             # A process in two lists counts once. Only ticks count implausible values.
             listed = merge_processes(poll.processes, {}, memory_bytes=None, validator=Validator())
@@ -328,7 +328,10 @@ class GpuSampler:
         raw = self._take_samples(raw, at, since_us=self._requested.process_us)
         # A partitioned GPU lists the processes of its instances.
         is_physical_gpu = not (raw.mig_enabled or raw.instance)
-        self._take_listed(raw.processes if is_physical_gpu else None, now_ns)
+        self._take_listed(
+            raw.processes if is_physical_gpu else None,
+            raw.listed.answered_ns if raw.listed else now_ns,
+        )
         self._answered_ns = now_ns
         polled, was = self._polled, self._begin(raw, set_back_now_us)
         resumes = self._is_set_back and set_back_now_us is None
@@ -417,7 +420,7 @@ class GpuSampler:
             else BusyMethod.EQUAL_TURNS
             if shares.overlaps
             else BusyMethod.PARTIAL_SAMPLES
-            if shares.falls_short or self.one_process_each
+            if shares.falls_short or shares.are_coarse or self.one_process_each
             else None,
             validator=validator,
         )

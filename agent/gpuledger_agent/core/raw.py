@@ -160,6 +160,16 @@ class AnswerTime(NamedTuple):
     """Time at which the call returned: the latest possible time of the answer."""
 
 
+def read_at(at: ClockReading, monotonic_ns: int) -> ClockReading:
+    """Return the reading of the clocks at `monotonic_ns`, given their reading `at` another time."""
+    later_ns = monotonic_ns - at.monotonic_ns
+    return ClockReading(
+        time_ns=at.time_ns + later_ns,
+        monotonic_ns=monotonic_ns,
+        boottime_ns=at.boottime_ns + later_ns,
+    )
+
+
 class FastPoll(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU's answers to one query between two ticks."""
 
@@ -177,6 +187,8 @@ class FastPoll(msgspec.Struct, frozen=True, kw_only=True):
     """Process samples."""
     processes: tuple[ListedProcess, ...] | None = None
     """The driver's process lists; `None` if one of them failed."""
+    listed: AnswerTime | None = None
+    """When the driver returned `processes`; `None` means at the time of the query."""
     percent: int | None = None
     """Utilization in the driver's latest window, in percent."""
     sampled: AnswerTime | None = None
@@ -286,6 +298,8 @@ class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[ListedProcess, ...] | None = None
     """The compute, graphics and MPS lists, concatenated. `None` if one of them failed, because a
     process missing in a partial answer has not necessarily ended."""
+    listed: AnswerTime | None = None
+    """When the driver returned `processes`; `None` means at the time of the tick's query."""
     process_samples: tuple[ProcessUtilizationSample, ...] | None = None
     """Process samples newer than the cursor; empty if no process used the GPU."""
     sampled: AnswerTime | None = None

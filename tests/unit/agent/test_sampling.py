@@ -22,6 +22,7 @@ from gpuledger.records import (
 )
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_INTERVAL_SECONDS
 from gpuledger_agent.core.raw import (
+    AnswerTime,
     ClockReading,
     InstanceIdentity,
     ListedProcess,
@@ -252,6 +253,17 @@ def test_the_samples_of_a_recycled_pid_are_booked_on_neither_process(
         for one in made.processes
     ]
     assert named == [(TWO, None, None), (ONE, True, None)]
+
+
+@pytest.mark.parametrize(("listed_seconds", "container"), [(2.0, None), (2.9, 0)])
+def test_a_process_that_starts_before_a_slow_driver_lists_it_is_the_listed_one(
+    sampler: Sampler, procfs: FakeProcfs, listed_seconds: float, container: int | None
+) -> None:
+    sample(sampler, [answers()], 1)
+    procfs.start(7, started_ticks=10_250, cgroup=f"/docker/{ONE}")
+    listed = AnswerTime(2 * NS_PER_SECOND, round(listed_seconds * NS_PER_SECOND))
+    made = tick_at(sampler, [replace(answers(7), listed=listed)], 2)
+    assert [process.container for process in made.processes] == [container]
 
 
 def test_a_process_has_its_video_engine_use_if_it_used_one(

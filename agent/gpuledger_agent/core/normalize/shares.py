@@ -21,7 +21,12 @@ from msgspec.structs import replace
 
 from gpuledger.records import ProcessKind
 from gpuledger_agent.core.normalize.driver_clock import Cover
-from gpuledger_agent.core.normalize.windows import MAX_GAP_US, SampledWindow, window_at
+from gpuledger_agent.core.normalize.windows import (
+    MAX_GAP_US,
+    USUAL_WINDOW_US,
+    SampledWindow,
+    window_at,
+)
 from gpuledger_agent.core.raw import ListedProcess, ProcessUtilizationSample
 from gpuledger_agent.core.readings import (
     MEMORY_LIMITS,
@@ -40,6 +45,11 @@ _AHEAD_US: Final = 60_000_000
 _SAME_PERIOD_RATIO: Final = 0.2
 # Rounding errs by up to half a percent, truncation by up to one.
 _ROUNDING_PERCENT: Final = 1
+# A sample of more than this many windows is not of a single window.
+_MAX_WINDOWS: Final = 1.5
+# Maximum part of the covered time in which samples of several windows do not affect the result by
+# more than rounding.
+_MAX_COARSE: Final = 0.25
 # Points and weights of Gauss-Legendre quadrature on 0 to 1: exact for 15 other processes, and close
 # for more.
 _GAUSS: Final = (
@@ -97,6 +107,9 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     falls_short: bool = False
     """Whether the processes' samples add up to less than the GPU's use, by more than rounding and
     ended processes explain."""
+    are_coarse: bool = False
+    """Whether a process has one sample for several windows in a large part of the covered time. It
+    is unknown which of these windows the sample describes."""
 
 
 def merge_processes(
@@ -174,7 +187,7 @@ def apportion(
     # A single sample of a window of unknown length may belong to a short window.
     max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
     by_end = {window.end_us: window for window in cover.gpu}
-    usages = []
+    usages, are_coarse = [], False
     for pid, process in processes.items():
         sm_ratio, encoder_ratio, decoder_ratio = 0.0, None, None
         if own := kept.get(pid):
@@ -183,6 +196,7 @@ def apportion(
                 percents.get((pid, one.timestamp_us), one.sm_percent) * part for one, part in parts
             )
             sm_ratio = min(ratio_of(percent), max_ratio)
+            are_coarse |= bool(own[0].since_us) and _coarse_part(parts, window_us) > _MAX_COARSE
             # For most processes both are 0.
             if is_known and any(one.encoder_percent or one.decoder_percent for one in own):
                 encoder_ratio = _video_ratio(parts, "encoder", validator)
@@ -205,6 +219,7 @@ def apportion(
         dropped=dropped,
         overlaps=bool(percents),
         falls_short=gpu_ratio is not None and _falls_short(usages, gpu_ratio),
+        are_coarse=are_coarse,
     )
 
 
@@ -266,6 +281,17 @@ def _share(
         start_us = end_us - width_us
     length_us = cover.known_us or interval.end_us - interval.start_us or 1.0
     return interval.overlap_us(start_us, end_us) / length_us
+
+
+def _coarse_part(
+    parts: Sequence[tuple[ProcessUtilizationSample, float]], window_us: int | None
+) -> float:
+    """Return the part of the covered time in which a process has one sample for several windows.
+
+    `parts` are the process's samples, each with the part of the covered time to which it applies.
+    """
+    long_us = _MAX_WINDOWS * (window_us or USUAL_WINDOW_US)
+    return sum(part for one, part in parts if one.timestamp_us - one.since_us > long_us)
 
 
 def _video_ratio(

@@ -29,7 +29,7 @@ from gpuledger_agent.core.processes.table import (
     ProcessTable,
     TableUpdate,
 )
-from gpuledger_agent.core.raw import ClockReading, FastPoll
+from gpuledger_agent.core.raw import ClockReading, FastPoll, read_at
 from gpuledger_agent.core.tick_clock import TickInterval
 
 
@@ -104,8 +104,9 @@ class ProcessTracker:
             return
         listed: dict[int, dict[str, ClockReading]] = {}
         for poll in polls:
+            at = read_at(poll.at, poll.listed.answered_ns) if poll.listed else poll.at
             for process in poll.processes or ():
-                listed.setdefault(process.pid, {})[poll.uuid] = poll.at
+                listed.setdefault(process.pid, {})[poll.uuid] = at
         self._records += self._table.observe(listed)
 
     @property
@@ -124,6 +125,7 @@ class ProcessTracker:
         *,
         time_ns: int,
         boottime_ns: int,
+        listed_boottime_ns: int,
     ) -> TableUpdate:
         """Update the table of processes from a tick's lists; return the table with its changes.
 
@@ -141,7 +143,7 @@ class ProcessTracker:
         table_update = self._table.refresh(
             {**dict.fromkeys(vanished, ()), **listed},
             lingering={pid for tick in read for pid in tick.last.gone},
-            listed_boottime_ns=boottime_ns,
+            listed_boottime_ns=listed_boottime_ns,
             time_ns=time_ns,
         )
         self._unreadable += table_update.unreadable

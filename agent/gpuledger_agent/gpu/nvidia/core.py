@@ -83,7 +83,7 @@ def query_core(
     """
     samples = query_samples(client, last_seen, monotonic_ns=monotonic_ns)
     memory = query_memory(client)
-    return {
+    answers = {
         "model": client.query(NvmlLibrary.nvmlDeviceGetName),
         **samples,
         "memory_total_bytes": memory.total,
@@ -91,8 +91,14 @@ def query_core(
         "memory_reserved_bytes": memory.reserved,
         "memory_unified": memory.is_unified,
         **query_energy(client),
-        # List processes after the samples were read, so that no process with samples is missed.
-        "processes": lists.query(client, memory_used_bytes=memory.used),
+    }
+    # List processes after the samples were read, so that no process with samples is missed.
+    requested_ns = monotonic_ns()
+    processes = lists.query(client, memory_used_bytes=memory.used)
+    return {
+        **answers,
+        "processes": processes,
+        "listed": AnswerTime(requested_ns, monotonic_ns()),
     }
 
 
@@ -109,12 +115,14 @@ def query_fast_poll(
     """
     samples = query_samples(client, last_seen, monotonic_ns=monotonic_ns)
     del samples["memory_percent"]
+    answers = {"since_us": last_seen.process_us, **samples, **query_energy(client)}
+    # List processes after the samples were read, so that no process with samples is missed.
+    requested_ns = monotonic_ns()
+    processes = list_processes(client, skipped=lists.empty)
     return {
-        "since_us": last_seen.process_us,
-        **samples,
-        **query_energy(client),
-        # List processes after the samples were read, so that no process with samples is missed.
-        "processes": list_processes(client, skipped=lists.empty),
+        **answers,
+        "processes": processes,
+        "listed": AnswerTime(requested_ns, monotonic_ns()),
     }
 
 
