@@ -314,6 +314,9 @@ class Sampler:
         found = self._tracker.describe(ticks, table_update, covered)
         self._follow_sharing(ticks, found.processes)
         readings = [tick.reading for tick in ticks]
+        for place in found.reused_pid_gpus:
+            if readings[place].busy_method is None:
+                readings[place] = replace(readings[place], busy_method=BusyMethod.PARTIAL_SAMPLES)
         for place in found.mps_served_gpus:
             readings[place] = replace(readings[place], busy_method=BusyMethod.MPS_SERVER)
         sample = NodeSample(

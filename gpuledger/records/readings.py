@@ -384,8 +384,9 @@ class BusyMethod(OpenEnum):
     If the driver lists no clients, the server has all of it."""
     PARTIAL_SAMPLES = "partial_samples"
     """The driver's samples show only a part of the processes' use: they add up to far less than the
-    device's busy time, or each sampling window has a sample of only one process. They were fitted
-    to the device's busy time, although rounding does not explain the difference."""
+    device's busy time, each sampling window has a sample of only one process, or a sample describes
+    an unknown part of several windows. Or a pid was reused, so that its samples may belong to
+    another process. The samples were fitted to the device's busy time."""
     SAMPLED = "sampled"
     """The driver's answers describe only a part of the interval. The rest was estimated from that
     part."""

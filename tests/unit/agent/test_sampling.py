@@ -241,18 +241,34 @@ def test_processes_point_into_one_table_of_gpus_and_one_of_containers(
     ]
 
 
-def test_the_samples_of_a_recycled_pid_are_booked_on_neither_process(
-    sampler: Sampler, procfs: FakeProcfs
+def process_sample(pid: int, percent: int) -> ProcessUtilizationSample:
+    return ProcessUtilizationSample(
+        pid=pid, timestamp_us=1_500_000, sm_percent=percent, memory_percent=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "ratio", "method"),
+    [((), None, None), ((process_sample(7, 40),), pytest.approx(0.2), "partial_samples")],
+)
+def test_the_samples_of_a_recycled_pid_are_divided_by_time_and_partial(
+    sampler: Sampler,
+    procfs: FakeProcfs,
+    given: tuple[ProcessUtilizationSample, ...],
+    ratio: float | None,
+    method: str | None,
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
     sample(sampler, [answers(7)], 1)
     procfs.start(7, started_ticks=10_150, cgroup=f"/docker/{TWO}")
-    made = tick_at(sampler, [answers(7)], 2)
+    made = tick_at(sampler, [replace(answers(7), percent=None, process_samples=given)], 2)
     named = [
         (made.containers[one.container or 0].container_id, one.ended, one.sm_utilization_ratio)
         for one in made.processes
     ]
-    assert named == [(TWO, None, None), (ONE, True, None)]
+    assert named == [(TWO, None, ratio), (ONE, True, ratio)]
+    (books,) = book_tick(made)
+    assert books.busy_method == method
 
 
 @pytest.mark.parametrize(("listed_seconds", "container"), [(2.0, None), (2.9, 0)])

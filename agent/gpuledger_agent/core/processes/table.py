@@ -115,6 +115,8 @@ class TableUpdate:
     """Records of the processes that started, changed or ended since the previous tick."""
     unreadable: int
     """Number of processes that the driver lists now but `/proc` did not show."""
+    reused_pids: frozenset[int] = frozenset()
+    """Pids that belonged to several processes since the previous tick."""
 
     def was_recycled(self, pid: int) -> bool:
         """Return whether the pid belonged to another process in the previous tick."""
@@ -135,6 +137,10 @@ class ProcessTable:
     _lingering: dict[int, KnownProcess] = field(default_factory=dict)
     _updated_boottime_ns: int = 0
     """When the process lists of the last update were read."""
+    _left: set[int] = field(default_factory=set)
+    """Known pids that a fast poll since the last update did not list."""
+    _reused: set[int] = field(default_factory=set)
+    """Known pids that returned since the last update as other processes."""
 
     def refresh(
         self,
@@ -170,26 +176,45 @@ class ProcessTable:
                 for change, known in _changes(self._known.get(pid), before.get(pid))
             ],
             unreadable=sum(self._known[pid].certain_facts is UNREADABLE for pid in listed_pids),
+            reused_pids=frozenset(self._reused).union(
+                pid for pid, known in self._known.items() if _is_another(known, before.get(pid))
+            ),
         )
+        self._left, self._reused = set(), set()
         self._lingering = {pid: update.before[pid] for pid in lingering if pid in update.before}
         self._updated_boottime_ns = listed_boottime_ns
         return update
 
-    def observe(self, listed: Mapping[int, Mapping[str, ClockReading]]) -> list[ProcessRecord]:
+    def observe(
+        self,
+        listed: Mapping[int, Mapping[str, ClockReading]],
+        *,
+        polled: Collection[str] = (),
+    ) -> list[ProcessRecord]:
         """Add processes that a fast poll found on a GPU; return their records.
 
         `listed` contains, by pid, the UUIDs of the GPUs that list the process, each with the time
         of its query. It must contain all GPUs that were queried together, because a process may
-        open several GPUs at once. A process that ended before `/proc` could be read is not added. A
-        reused pid is not added either; the next update detects it.
+        open several GPUs at once. `polled` are the GPUs that returned lists. A process that ended
+        before `/proc` could be read is not added. A reused pid is not added either; the next update
+        detects it.
         """
         records = []
+        self._left |= {
+            pid
+            for pid, known in self._known.items()
+            if pid not in listed and not known.gpus.isdisjoint(polled)
+        }
         for pid, times in sorted(listed.items()):
             cached = self._known.get(pid)
-            if cached and times.keys() <= cached.gpus:
+            if cached and times.keys() <= cached.gpus and pid not in self._left:
                 continue
+            self._left.discard(pid)
             known = _observed(pid, self.processes.read(pid), times, cached)
-            if known is None or _is_another(known, cached):
+            if known is None:
+                continue
+            if _is_another(known, cached):
+                self._reused.add(pid)
                 continue
             self._known[pid] = known
             time_ns = min(at.time_ns for at in times.values())

@@ -42,6 +42,8 @@ class TickProcesses(NamedTuple):
     mps_served_gpus: frozenset[int]
     """Positions of the GPUs on which the MPS server's use was divided among the MPS clients, or
     whose clients are unknown."""
+    reused_pid_gpus: frozenset[int]
+    """Positions of the GPUs with samples of a pid that belonged to several processes."""
     records: list[ProcessRecord]
     """Records of the processes that started, changed or ended since the last tick."""
 
@@ -103,11 +105,14 @@ class ProcessTracker:
         if not self.reads_processes:
             return
         listed: dict[int, dict[str, ClockReading]] = {}
+        polled = set()
         for poll in polls:
+            if poll.processes is not None:
+                polled.add(poll.uuid)
             at = read_at(poll.at, poll.listed.answered_ns) if poll.listed else poll.at
             for process in poll.processes or ():
                 listed.setdefault(process.pid, {})[poll.uuid] = at
-        self._records += self._table.observe(listed)
+        self._records += self._table.observe(listed, polled=polled)
 
     @property
     def shows_no_cgroups(self) -> bool:
@@ -174,7 +179,7 @@ class ProcessTracker:
             process
             for gpu, usages_of_gpu in enumerate(usages)
             for usage in usages_of_gpu
-            for process in describe(gpu, usage, table_update, containers)
+            for process in describe(gpu, usage, table_update, containers, covered)
         ]
         exits = self._reporter.report(
             covered,
@@ -188,8 +193,11 @@ class ProcessTracker:
             for place, of_gpu in enumerate(shared)
             if of_gpu and _is_divided([one for one in processes if one.gpu == place], servers)
         )
+        reused_pid_gpus = frozenset(
+            one.gpu for one in processes if one.pid in table_update.reused_pids
+        )
         records, self._records = self._records, []
-        return TickProcesses(containers.refs(), processes, exits, served, records)
+        return TickProcesses(containers.refs(), processes, exits, served, reused_pid_gpus, records)
 
     def pop_counts(self) -> ProcessCounts:
         """Return the counts since the last call, and reset them."""
@@ -209,16 +217,24 @@ def _is_divided(on_gpu: Sequence[GpuProcess], servers: Collection[int]) -> bool:
 
 
 def describe(
-    gpu: int, usage: ProcessUsage, table_update: TableUpdate, containers: ContainerTable
+    gpu: int,
+    usage: ProcessUsage,
+    table_update: TableUpdate,
+    containers: ContainerTable,
+    covered: TickInterval,
 ) -> Iterator[GpuProcess]:
     """Yield the tick's row of a process on the GPU at position `gpu`.
 
-    If the pid was reused, yield two rows, for the earlier and the present process. The driver's
-    samples of a reused pid may belong to either process, so neither row has them.
+    If the pid was reused, yield two rows, for the present and the earlier process. The driver's
+    samples of a reused pid may belong to either process, so they are divided by time.
     """
     pid = usage.process.pid
-    was_recycled = not usage.ended and table_update.was_recycled(pid)
-    for gone in (False, True) if was_recycled else (usage.ended,):
+    parts: Sequence[tuple[bool, float]] = [(usage.ended, 1.0)]
+    if not usage.ended and table_update.was_recycled(pid):
+        started_ns = table_update.now[pid].facts.started_boottime_ns or covered.begin_ns
+        later = min(1.0, max(0.0, (covered.end_ns - started_ns) / covered.length_ns))
+        parts = [(False, later), (True, 1.0 - later)]
+    for gone, part in parts:
         known = (table_update.before if gone else table_update.now).get(pid)
         ended = gone or (known is not None and known.has_ended)
         facts = known.certain_facts if known else UNREADABLE
@@ -229,8 +245,12 @@ def describe(
             container=containers.index_of(facts.location),
             kind=usage.process.kind,
             memory_used_bytes=None if ended else usage.process.memory_bytes,
-            sm_utilization_ratio=None if was_recycled else usage.sm_ratio,
+            sm_utilization_ratio=_part(usage.sm_ratio, part),
             ended=True if ended else None,
-            encoder_utilization_ratio=None if was_recycled else usage.encoder_ratio,
-            decoder_utilization_ratio=None if was_recycled else usage.decoder_ratio,
+            encoder_utilization_ratio=_part(usage.encoder_ratio, part),
+            decoder_utilization_ratio=_part(usage.decoder_ratio, part),
         )
+
+
+def _part(ratio: float | None, part: float) -> float | None:
+    return None if ratio is None else ratio * part

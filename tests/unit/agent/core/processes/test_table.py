@@ -254,6 +254,21 @@ def test_a_pid_recycled_between_ticks_is_reported_by_the_next_tick(
     ]
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_pid_that_comes_back_between_two_ticks_as_another_process_is_reused(
+    procfs: FakeProcfs, table: ProcessTable, *, left: bool
+) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    call(table, 7, at_ticks=800)
+    if left:
+        table.observe({}, polled=["GPU-0"])
+        procfs.start(7, started_ticks=850, cgroup=f"/docker/{TWO}")
+    table.observe(listed_at({"GPU-0": 900}, 7), polled=["GPU-0"])
+    procfs.end(7)
+    assert call(table, at_ticks=1000).reused_pids == ({7} if left else set())
+    assert not call(table, at_ticks=1100).reused_pids
+
+
 def test_a_process_that_a_fast_poll_found_is_known_even_if_proc_is_read_too_late(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
