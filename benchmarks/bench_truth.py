@@ -6,6 +6,7 @@ energy. After the table of drivers come classes that do not depend on the driver
 with ticks of a second, each with its own figures. The results do not depend on the machine's speed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -13,6 +14,7 @@ from benchmarks.figure import Figure
 from tests.truth_runs import (
     CLASSES,
     DRIVERS,
+    EVENTS,
     FURTHER,
     MODELLED,
     TICKS_SECONDS,
@@ -64,6 +66,29 @@ def run() -> Iterator[Figure]:
     yield Figure(name="truth_joules_max_error_ratio", value=joules, unit="of the device")
     for kind in FURTHER:
         yield from _run_further(kind)
+    yield from _run_events()
+
+
+def _run_events() -> Iterator[Figure]:
+    """Print each event's errors and methods; yield the largest error that no method admits."""
+    print(f"{'event':<32} {'tick':>5} {'GPU-s max':>10} {'claimed':>8} {'unknown':>8}  methods")
+    claimed = 0.0
+    for event in EVENTS:
+        for interval in TICKS_SECONDS:
+            for seed in _SEEDS:
+                played = play_cell(
+                    event, DRIVERS[_PLAIN], sampling_interval_seconds=interval, seed=seed
+                )
+                cell = errors_of(played, sampling_interval_seconds=interval)
+                claimed = max(claimed, cell.claimed)
+                methods = Counter(str(one) for found in played.methods() for one in found if one)
+                counts = ", ".join(f"{name} {count}" for name, count in methods.most_common())
+                print(
+                    f"{event:<32} {interval:>4.0f}s {cell.largest.busy_ns:>10.2%}"
+                    f" {cell.claimed:>8.2%} {cell.unknown:>8.1%}  {counts}",
+                    flush=True,
+                )
+    yield Figure(name="truth_events_claimed_max_error_ratio", value=claimed, unit="of the device")
 
 
 def _run_further(kind: str) -> Iterator[Figure]:

@@ -6,7 +6,7 @@ an agent reports. A figure is the worst of a cell of these three over all window
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
-from gpuledger.records import Category, NodeSample
+from gpuledger.records import BusyMethod, Category, NodeSample
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
 from gpuledger_enricher.join.booking.books import book_tick
@@ -106,6 +106,14 @@ class Use(NamedTuple):
     """For each pod: start, end, and processes."""
     gpu: Mapping[str, Any] = MappingProxyType({})
     """Further fields of the GPU."""
+    node: Mapping[str, Any] = MappingProxyType({})
+    """Further fields of the node."""
+    host: Sequence[Mapping[str, Any]] = ()
+    """Processes outside pods."""
+    driver: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the driver."""
+    call_seconds: float = 0.0
+    """Duration of each of the driver's calls that return samples or processes."""
 
 
 def _process(load: float, kernel: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # a scenario's fields
@@ -173,6 +181,69 @@ def _shared_instance(random: Random) -> Use:
     return Use(_pods(*loads), gpu=_CUT)
 
 
+def _set_forward(random: Random) -> Use:
+    """Two pods that work in bursts, while the wall clock is set forward."""
+    return at_steps(random, random.choice([0.4, 3.0, 60.0, 3600.0]))
+
+
+def _set_back(random: Random) -> Use:
+    """The same, while it is set back."""
+    return at_steps(random, -random.choice([0.1, 0.4, 3.0, 8.0, 3600.0]))
+
+
+def at_steps(random: Random, by_seconds: float) -> Use:
+    """Return the use of two pods that work in bursts while the wall clock steps once."""
+    loads = [[_process(random.uniform(0.2, 0.45), random.uniform(0.1, 0.6))] for _ in range(2)]
+    step = {"at_seconds": random.uniform(30.0, 40.0), "by_seconds": by_seconds}
+    return Use(_pods(*loads), node={"clock_steps": [step]})
+
+
+def _reused_pid(random: Random) -> Use:
+    """Two pods whose processes have the same pid one after the other, beside a third pod."""
+    lives: list[list[Mapping[str, Any]]] = [[], []]
+    end, number = 0.5, 0
+    while end < RUN_SECONDS:
+        start = end + random.uniform(0.1, 0.9)
+        end = start + random.uniform(2.0, 12.0)
+        load = random.uniform(0.2, 0.6)
+        life = _process(load, 0.02, start_seconds=start, end_seconds=end, pid=_REUSED_PID)
+        lives[number % 2].append(life)
+        number += 1
+    return Use(_pods(*lives, [_process(0.25, 0.02)]))
+
+
+def _recut(random: Random) -> Use:
+    """A pod in an instance, then one in an instance of the next layout."""
+    at = random.uniform(30.0, 40.0)
+    layouts = [{"instances": ["3g.40gb", "3g.40gb"]}, {"instances": ["1g.10gb", "4g.40gb"]}]
+    first = _process(random.uniform(0.6, 0.9), 0.3, instance=0, end_seconds=at - 0.1)
+    second = _process(random.uniform(0.6, 0.9), 0.3, instance=1, start_seconds=at + 0.1)
+    return Use(
+        _pods([first], [second]), gpu={"mig": [layouts[0], {**layouts[1], "start_seconds": at}]}
+    )
+
+
+def _mps(random: Random) -> Use:
+    """Two pods whose MPS server is in the list of MPS clients, and alone has samples."""
+    loads = [
+        [_process(random.uniform(0.1, 0.45), 0.02, kind="mps", also=["compute"])] for _ in range(2)
+    ]
+    server = _process(0.0005, 0.0005, kind="compute", also=["mps"])
+    server |= {"command": "nvidia-cuda-mps-server", "memory_bytes": 2**27}
+    return Use(_pods(*loads), host=[server], driver={"mps_samples": "server"})
+
+
+def _slow_calls(random: Random) -> Use:
+    """Processes that start and end beside a pod."""
+    return _use(_turnover(random))._replace(call_seconds=0.3)
+
+
+def _slow_newest(random: Random) -> Use:
+    """Two pods that work in bursts, if the driver returns only the newest window of a process."""
+    return _use(_bursts(random))._replace(call_seconds=0.3, driver={"processes": "newest"})
+
+
+_REUSED_PID: Final = 777_777
 _CUT: Final = {"mig": [{"instances": ["1g.10gb", "3g.40gb", "2g.20gb"]}]}
 FURTHER: Final[Mapping[str, Callable[[Random], Use]]] = {
     "shorter than a look": _short,
@@ -183,8 +254,21 @@ FURTHER: Final[Mapping[str, Callable[[Random], Use]]] = {
 }
 """Uses whose accuracy does not depend on the driver's process samples; each has its own bound."""
 
+EVENTS: Final[Mapping[str, Callable[[Random], Use]]] = {
+    "clock set forward": _set_forward,
+    "clock set back": _set_back,
+    "a pid comes again": _reused_pid,
+    "MIG reconfigured": _recut,
+    "MPS server among its clients": _mps,
+    "calls of 300 ms": _slow_calls,
+    "newest window, calls of 300 ms": _slow_newest,
+}
+"""Events after which a driver's answers describe use only in part."""
+
 UNMEASURED: Final = frozenset({"process use reads 0", "no process use"})
 """Drivers that do not report each process's use of a shared GPU."""
+CLAIMS: Final = frozenset({BusyMethod.EXCLUSIVE, BusyMethod.PROCESS_UTILIZATION})
+"""Methods that claim to measure GPU-seconds."""
 MODELLED: Final = frozenset({"from submission to end"})
 """Drivers whose process samples exceed the device's use: a model converts them to shares."""
 
@@ -230,9 +314,7 @@ class Played:
         """Return each pod's true use in the time that each tick covers, by UID."""
         gpu = self.node.gpus[0]
         found: list[Mapping[str, Amounts]] = []
-        for sample in self.samples:
-            end_ns = sample.time_ns - EPOCH_NS
-            begin_ns = end_ns - sample.interval_ns
+        for begin_ns, end_ns in self.spans():
             own: dict[str, Amounts] = defaultdict(Amounts)
             for process in gpu.processes:
                 if process.pod is None:
@@ -257,18 +339,33 @@ class Played:
 
     def device(self, begin: int, end: int) -> Amounts:
         """Return the device's time, memory and energy in these ticks."""
-        gpu, ticks = self.node.gpus[0], self.samples[begin:end]
-        end_ns = ticks[-1].time_ns - EPOCH_NS
-        length_ns = sum(sample.interval_ns for sample in ticks)
-        joules = gpu.joules(end_ns - length_ns, end_ns)
+        gpu, ticks = self.node.gpus[0], self.spans()[begin:end]
+        begin_ns, end_ns = ticks[0][0], ticks[-1][1]
+        length_ns = end_ns - begin_ns
+        joules = gpu.joules(begin_ns, end_ns)
         return Amounts(length_ns, gpu.facts.memory_bytes * length_ns, joules * 1000)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Return the time of each tick since the scenario's start, which no wall clock shows."""
+        end_ns = self.samples[0].time_ns - EPOCH_NS - self.samples[0].interval_ns
+        found = []
+        for sample in self.samples:
+            begin_ns, end_ns = end_ns, end_ns + sample.interval_ns
+            found.append((begin_ns, end_ns))
+        return found
+
+    def methods(self) -> list[set[BusyMethod | None]]:
+        """Return, for each tick, how the busy time of the GPU and its instances was determined."""
+        return [{books.busy_method for books in book_tick(sample)} for sample in self.samples]
 
     def is_known(self) -> list[bool]:
         """Return, for each tick, whether its busy time is known."""
+        rows = [{row.uuid for row in sample.gpus} for sample in self.samples]
         return [
-            # A GPU with instances reports it in their rows.
+            # A GPU with instances reports it in their rows. A deleted instance has no row.
             all(row.utilization_ratio is not None for row in sample.gpus if not row.mig_enabled)
-            for sample in self.samples
+            and own == before
+            for sample, own, before in zip(self.samples, rows, [rows[0], *rows], strict=False)
         ]
 
 
@@ -280,31 +377,39 @@ class Errors:
     """The largest error of GPU-seconds, byte-seconds and joules."""
     mean: Amounts
     """The mean error of each."""
+    claimed: float
+    """The largest error of GPU-seconds in the ticks whose methods claim to measure them."""
     unknown: float
     """Fraction of the ticks without a known busy time."""
 
 
 def errors_of(played: Played, *, sampling_interval_seconds: float) -> Errors:
     """Return the errors of a run's books after the agent has learned its driver."""
-    count, first = (
-        round(WINDOW_SECONDS / sampling_interval_seconds),
-        round(LEAD_SECONDS / sampling_interval_seconds),
-    )
+    # Slow calls make ticks longer.
+    lengths = sorted(sample.interval_ns / NS_PER_SECOND for sample in played.samples)
+    usual_seconds = max(sampling_interval_seconds, lengths[len(lengths) // 2])
+    count, first = round(WINDOW_SECONDS / usual_seconds), round(LEAD_SECONDS / usual_seconds)
     booked, true, known = played.booked(), played.true(), played.is_known()
+    claims = [bool(methods & CLAIMS) for methods in played.methods()]
     found: list[Amounts] = []
+    claimed = 0.0
     for begin in range(first, len(booked) - count + 1):
         # Ticks of unknown busy time do not count, because they claim nothing.
         ticks = [at for at in range(begin, begin + count) if known[at]]
         device = played.device(begin, begin + count)
         for uid in {uid for at in ticks for uid in true[at]}:
-            off = Amounts()
+            off, claimed_ns = Amounts(), 0.0
             for at in ticks:
+                before_ns = off.busy_ns
                 off = off.plus(booked[at].get(uid, Amounts()))
                 off = off.plus(true[at].get(uid, Amounts()), -1)
+                claimed_ns += (off.busy_ns - before_ns) * claims[at]
+            claimed = max(claimed, abs(claimed_ns) / device.busy_ns)
             found.append(Amounts(*(abs(one) / of for one, of in zip(off, device, strict=True))))
     return Errors(
         largest=Amounts(*(max(column, default=0.0) for column in zip(*found, strict=True))),
         mean=Amounts(*(sum(column) / len(found) for column in zip(*found, strict=True))),
+        claimed=claimed,
         unknown=known[first:].count(False) / max(1, len(known[first:])),
     )
 
@@ -319,7 +424,8 @@ def play_cell(
 ) -> Played:
     """Let an agent observe a run of a class under a driver."""
     random = Random(f"{kind}/{seed}")  # noqa: S311  # a scenario, not a secret
-    use = FURTHER[kind](random) if kind in FURTHER else _use(CLASSES[kind](random))
+    made = FURTHER.get(kind) or EVENTS.get(kind)
+    use = made(random) if made else _use(CLASSES[kind](random))
     return play_use(
         use, driver, sampling_interval_seconds=sampling_interval_seconds, random=random, gpu=gpu
     )
@@ -354,9 +460,12 @@ def play_use(
 ) -> Played:
     """Let an agent observe a use of a GPU, as `play_lives` does."""
     clock = ManualClock(start_ns=EPOCH_NS)
-    scenario = parse_scenario(_scenario(use, driver, {**use.gpu, **gpu}))
+    scenario = parse_scenario(_scenario(use, {**driver, **use.driver}, {**use.gpu, **gpu}))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node(NODE)
+    if use.call_seconds:
+        slow: Any = SlowCalls(node.nvml, clock, use.call_seconds)
+        node = replace(node, nvml=slow)
     clock.advance(random.uniform(0.0, 1.0))
     return Played(
         samples=watched_by(node, clock)
@@ -367,6 +476,36 @@ def play_use(
         simulation=simulation,
         node=node,
     )
+
+
+class SlowCalls:
+    """A driver whose samples and lists take some time; time passes only in its calls."""
+
+    def __init__(self, nvml: Any, clock: ManualClock, seconds: float) -> None:  # noqa: ANN401  # a module or its stand-in
+        self._nvml, self._clock, self._seconds = nvml, clock, seconds
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever it has
+        function = getattr(self._nvml, name)
+        if name not in _SLOW_CALLS:
+            return function
+
+        def slow(*arguments: object) -> object:
+            self._clock.advance(self._seconds / 2)
+            try:
+                return function(*arguments)
+            finally:
+                self._clock.advance(self._seconds / 2)
+
+        return slow
+
+
+_SLOW_CALLS: Final = frozenset(
+    {
+        "nvmlDeviceGetSamples",
+        "nvmlDeviceGetProcessUtilization",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+    }
+)
 
 
 def watch(
@@ -397,7 +536,10 @@ def _use(lives: Lives) -> Use:
 def _scenario(use: Use, driver: Mapping[str, Any], gpu: Mapping[str, Any]) -> dict[str, object]:
     return {
         "name": "truth",
-        "nodes": [{"name": NODE, "gpus": {"model": MODEL, **gpu}, "driver": dict(driver)}],
+        "nodes": [
+            {"name": NODE, "gpus": {"model": MODEL, **gpu}, "driver": dict(driver), **use.node}
+        ],
+        "host_processes": [{"node": NODE, **process} for process in use.host],
         "pods": [
             {
                 "namespace": "research",
