@@ -381,12 +381,11 @@ class BusyMethod(OpenEnum):
     they include waiting. They were scaled to shares as if the processes took equal turns."""
     MPS_SERVER = "mps_server"
     """The driver sampled only the MPS server. Its use was split into equal parts, one per client.
-    If the driver lists no clients, the server has all of it."""
+    If the driver lists no clients, the server has all use."""
     PARTIAL_SAMPLES = "partial_samples"
-    """The driver's samples show only a part of the processes' use: they add up to far less than the
-    device's busy time, each sampling window has a sample of only one process, or a sample describes
-    an unknown part of several windows. Or a pid was reused, so that its samples may belong to
-    another process. The samples were fitted to the device's busy time."""
+    """The driver's samples show only a part of the processes' use, and were fitted to the device's
+    busy time. They add up to far less than that time, or each sampling window has a sample of only
+    one process. Or a sample describes an unknown part of several windows, or a pid was reused."""
     SAMPLED = "sampled"
     """The driver's answers describe only a part of the interval. The rest was estimated from that
     part."""

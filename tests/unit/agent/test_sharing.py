@@ -165,7 +165,7 @@ def test_the_use_of_an_mps_server_is_divided_among_its_clients(
     given: list[ProcessUsage], expected: list[float] | None
 ) -> None:
     shared = share_server(given, {1})
-    assert (shared and [one.sm_ratio for one in shared]) == expected
+    assert (None if shared is None else [one.sm_ratio for one in shared]) == expected
 
 
 def test_a_batch_of_short_processes_is_reported_exactly() -> None:
