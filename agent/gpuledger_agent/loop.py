@@ -277,6 +277,7 @@ class SampleLoop:
             allocations=self.allocations.current(self.inventory.devices)
             if self.allocations
             else (),
+            allocations_unknown=self.allocations is not None and self.allocations.are_unknown,
             job_allocations=self.jobs.current(self.inventory.devices) if self.jobs else (),
             late=late,
         )

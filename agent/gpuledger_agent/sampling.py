@@ -187,6 +187,7 @@ class Sampler:
         *,
         at: ClockReading,
         allocations: Sequence[DeviceAllocation] = (),
+        allocations_unknown: bool = False,
         job_allocations: Sequence[JobAllocation] = (),
         known: Collection[str] = (),
         late: bool = False,
@@ -234,6 +235,7 @@ class Sampler:
                 self._clock.interval(at, length_ns),
                 unresponsive=unresponsive,
                 allocations=allocations,
+                allocations_unknown=allocations_unknown,
                 job_allocations=job_allocations,
                 late=late,
             )
@@ -308,6 +310,7 @@ class Sampler:
         *,
         unresponsive: Sequence[GpuReading],
         allocations: Sequence[DeviceAllocation],
+        allocations_unknown: bool,
         job_allocations: Sequence[JobAllocation],
         late: bool,
     ) -> NodeTick:
@@ -332,6 +335,7 @@ class Sampler:
             containers=found.containers,
             processes=found.processes,
             allocations=list(allocations),
+            allocations_unknown=allocations_unknown or None,
             ended_processes=found.ended_processes,
             job_allocations=list(job_allocations) or None,
         )

@@ -42,6 +42,9 @@ on a device have equal parts, which add up to 1. In the list of parts, jobs foll
 sorted by id. If a device is allocated both to a job and to a container, both count, and each part
 is divided by the sum of all parts.
 
+If the node's kubelet does not answer (`NodeSample.allocations_unknown`), the rest is unknown
+instead: it may be allocated to any container.
+
 A partitioned GPU runs nothing outside its instances. Its own row, which stands for the slices
 without an instance, therefore counts as not allocated. An allocation of the whole GPU covers the
 instances that are not allocated separately.
@@ -86,6 +89,8 @@ class AllocatedParts(NamedTuple):
     by id, then the part that is not allocated. They add up to `whole`."""
     whole: int
     """The whole device, the denominator of all parts."""
+    is_rest_unknown: bool = False
+    """Whether the part of no container or job is unknown, because the kubelet does not answer."""
 
 
 UNALLOCATED_PARTS: Final = AllocatedParts([(None, 1)], 1)
@@ -172,7 +177,9 @@ def find_allocated_parts(sample: NodeSample) -> Sequence[AllocatedParts]:
     allocate every compute instance of a GPU instance to every container.
     """
     allocated = _allocated_to_containers(sample)
-    return _with_jobs(allocated, sample) if sample.job_allocations else allocated
+    if sample.job_allocations:
+        allocated = _with_jobs(allocated, sample)
+    return _with_unknown(allocated, sample) if sample.allocations_unknown else allocated
 
 
 def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list[str]]:
@@ -212,6 +219,20 @@ def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Seque
             raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} jobs")
         found.append(_beside_jobs(parts, names) if names else parts)
     return found
+
+
+def _with_unknown(
+    allocated: Sequence[AllocatedParts], sample: NodeSample
+) -> Sequence[AllocatedParts]:
+    """Return the parts in `allocated`, with what is not allocated marked as unknown.
+
+    The row of a partitioned GPU is known: nothing runs outside the instances.
+    """
+    cut = {reading.parent_uuid for reading in sample.gpus}
+    return [
+        parts if reading.uuid in cut else parts._replace(is_rest_unknown=True)
+        for reading, parts in zip(sample.gpus, allocated, strict=True)
+    ]
 
 
 def _beside_jobs(allocated: AllocatedParts, jobs: Sequence[str]) -> AllocatedParts:

@@ -30,6 +30,7 @@ from gpuledger.records import (
     NamespaceDescription,
     NodeDescription,
     PodDescription,
+    PodState,
 )
 
 T = TypeVar("T")
@@ -56,9 +57,12 @@ def shared(value: H) -> H:
 
 
 class _NoPod(NamedTuple):
-    """Replaces the description of a pod that the event does not describe; all fields are absent."""
+    """Replaces the description of a pod that the event does not describe.
 
-    state: None = None
+    All fields are absent, but the state is `unknown` if the allocation is unknown.
+    """
+
+    state: PodState | None = None
     uid: None = None
     namespace: None = None
     name: None = None
@@ -92,6 +96,8 @@ class PodOfEntry(NamedTuple):
 _NO_NODE: Final = NodeDescription()
 _NO_NAMESPACE: Final = NamespaceDescription(name="")
 NO_POD: Final = PodOfEntry()
+UNKNOWN_ALLOCATEE: Final = PodOfEntry(described=_NoPod(state=PodState.UNKNOWN))
+"""The allocatee of a part if the kubelet did not report whether and to whom it is allocated."""
 
 
 class PodIndex:
@@ -125,12 +131,14 @@ class PodIndex:
     def allocatee_of(self, entry: Entry) -> PodOfEntry:
         """Return the pod to which an idle entry's part of the GPU is allocated.
 
-        Raises `ValueError` if the entry refers to an allocation, or the allocation to a pod, that
-        the event does not list.
+        Return `UNKNOWN_ALLOCATEE` if the allocation is unknown, `NO_POD` if there is none. Raises
+        `ValueError` if the entry refers to an allocation, or the allocation to a pod, that the
+        event does not list.
         """
         position = entry.allocation
         if position is None:
-            return NO_POD
+            is_unknown = entry.allocation_unknown and entry.job_id is None
+            return UNKNOWN_ALLOCATEE if is_unknown else NO_POD
         found = self._allocatees.get(position)
         if found is None:
             allocatee: EventAllocation = _at("allocation", position, self._event.allocations)

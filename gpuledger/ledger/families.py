@@ -118,7 +118,8 @@ class AllocationLabels(NamedTuple):
     allocated_pod_uid: str = ""
     allocated_container: str = ""
     allocated_pod_state: str = ""
-    """The pod's state; empty if the pod is known, to save a label, because its names show that."""
+    """The pod's state; empty if the pod is known, to save a label, because its names show that.
+    `unknown` if the allocation is unknown."""
     allocated_job_id: str = ""
     """The job, if it is not a pod's."""
 

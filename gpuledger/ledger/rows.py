@@ -391,7 +391,8 @@ COLUMNS: Final = (
         optional=True,
         meaning="For `idle`: state of the pod to which this unused part is allocated. `known` if a"
         " pod record names this node, `foreign` if the pod with this name is on another node,"
-        " `named` if only the kubelet's allocations name it. Absent without an allocation.",
+        " `named` if only the kubelet's allocations name it. `unknown` if the kubelet does not"
+        " answer. Absent without an allocation.",
     ),
     Column(
         name="allocated_pod_uid",

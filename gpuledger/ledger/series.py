@@ -88,7 +88,7 @@ _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
     *(quantity.name for quantity in BOOKED_OF_USERS)
 )
 _owner_key: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
-    "category", "container", "allocation", "job_id"
+    "category", "container", "allocation", "job_id", "allocation_unknown"
 )
 _identity: Final[Callable[[GpuReading], tuple[Any, ...]]] = attrgetter(
     "uuid",

@@ -314,7 +314,7 @@ _booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
 )
 _owner_key: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
-    "category", "container", "allocation", "job_id"
+    "category", "container", "allocation", "job_id", "allocation_unknown"
 )
 _OTHERS: Final = (None,) * (len(COUNTED) - len(BOOKED))
 
@@ -378,7 +378,10 @@ class _EntryOwners:
         self, gpu_uuid: str, entries: Sequence[Entry], owners: list[tuple[Any, ...]]
     ) -> _DeviceUsers:
         # Most entries of a device have the same allocation, or none.
-        by = [(entry.allocation, allocated_job_of(entry)) for entry in entries]
+        by = [
+            (entry.allocation, allocated_job_of(entry), entry.allocation_unknown)
+            for entry in entries
+        ]
         allocatees = {
             key: self.allocatee_of(gpu_uuid, entry) for key, entry in zip(by, entries, strict=True)
         }
@@ -400,6 +403,8 @@ class _EntryOwners:
     def allocatee_of(self, gpu_uuid: str, entry: Entry) -> User:
         if (job := allocated_job_of(entry)) is not None:
             return User(CountedLabels(gpu_uuid, Category.JOB.value, job_id=job))
+        if entry.allocation is None and entry.allocation_unknown:
+            return User(CountedLabels(gpu_uuid, PodState.UNKNOWN.value))
         found = self._allocatees.get(entry.allocation)
         if found is None:
             allocatee = self._pods.allocatee_of(entry)

@@ -77,12 +77,14 @@ class PodState(OpenEnum):
     If a pod's record has been read, the pod is `known`, or `foreign` if the record names another
     node. Otherwise, the pod is `named` if the kubelet's allocations contain its namespace and name,
     or `pending` if only its UID or a container id is known. The state does not affect the amounts.
+    In flat rows and series, an allocation is `unknown` if its entry has `allocation_unknown`.
     """
 
     KNOWN = "known"
     NAMED = "named"
     PENDING = "pending"
     FOREIGN = "foreign"
+    UNKNOWN = "unknown"
 
 
 class Entry(ArrayRecord, frozen=True, kw_only=True):
@@ -109,6 +111,9 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     job_id: JobId | None = None
     """For `job`: the job of a scheduler such as Slurm. For `idle`: the job to which this unused
     part is allocated, according to the scheduler's directory."""
+    allocation_unknown: bool | None = None
+    """For `idle`: true if it is unknown whether and to whom this part is allocated, because the
+    node's kubelet does not answer."""
 
 
 class PodDescription(BaseRecord, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import show_node, split_key
-from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
+from gpuledger.ledger.entries import NO_POD, UNKNOWN_ALLOCATEE, PodIndex, PodOfEntry
 from gpuledger.records import (
     BusyMethod,
     Category,
@@ -319,6 +319,8 @@ def _account(entry: Entry, allocatee: PodOfEntry) -> str:
         return f"{category} {entry.job_id}"
     if allocatee is NO_POD:
         return f"__{entry.category}__"
+    if allocatee is UNKNOWN_ALLOCATEE:
+        return "__unknown__"
     pod = allocatee.described
     if pod.name is None:
         return f"__unused__ {pod.state} pod"

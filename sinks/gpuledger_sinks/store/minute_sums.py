@@ -27,6 +27,7 @@ from gpuledger.records import (
     GpuEvent,
     LateAdjustment,
     MemoryMethod,
+    PodState,
 )
 from gpuledger.records.base import OpenEnum
 
@@ -192,6 +193,8 @@ class EventOwners:
             allocatee = self._allocatees[position]
             if allocatee is None:
                 allocatee = self._allocatees[position] = self._allocatee_at(position)
+        elif entry.allocation_unknown and entry.job_id is None:
+            allocatee = _ALLOCATION_UNKNOWN
         return (entry.category._value_, user, allocatee, entry.job_id)
 
     def _user_at(self, position: int) -> tuple[Any, ...]:
@@ -424,6 +427,7 @@ def portion(amount: int | None, from_ns: int, to_ns: int, interval_ns: int) -> i
 
 _NO_USER: Final = (None,) * 6
 _NOT_ALLOCATED: Final = (None,) * 5
+_ALLOCATION_UNKNOWN: Final = (PodState.UNKNOWN.value, None, None, None, None)
 
 
 def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> list[Row]:  # noqa: ANN401  # a key of `MinuteSums`

@@ -75,6 +75,7 @@ async def test_a_tick_has_the_allocations_from_the_kubelet_used_or_not() -> None
     assert {(one.namespace, one.pod, one.container) for one in last.allocations} == {
         ("team-a", "train", "main")
     }
+    assert last.allocations_unknown is None
     assert readiness.check("kubelet").detail == "2 devices are allocated to containers"
 
 
@@ -83,6 +84,7 @@ async def test_a_disabled_kubelet_is_not_queried() -> None:
     samples, _, readiness = await run_for(5, settings=settings)
 
     assert [sample.allocations for sample in samples] == [[]] * len(samples)
+    assert {sample.allocations_unknown for sample in samples} == {None}
     assert "kubelet" not in str(readiness.report())
 
 
@@ -116,6 +118,7 @@ async def test_a_kubelet_that_does_not_answer_delays_no_tick() -> None:
     assert kubelet.requests == 1
     assert len(samples) in (20, 21)
     assert not any(sample.allocations or sample.late for sample in samples)
+    assert {sample.allocations_unknown for sample in samples} == {True}
 
 
 async def test_without_the_hosts_proc_readings_continue_and_processes_are_not_reported() -> None:

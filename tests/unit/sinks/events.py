@@ -61,6 +61,7 @@ def _entries(draw: st.DrawFn) -> Entry:
         energy_millijoules=draw(_QUANTITY),
         allocation=holder,
         job_id=draw(st.sampled_from([None, "7", "1234[5].server"])) if has_job else None,
+        allocation_unknown=draw(st.sampled_from([None, True])) if is_idle else None,
     )
 
 

@@ -170,6 +170,7 @@ class Allocations:
         self._done.set()
         self._answer = b""
         self._answered_ns: int | None = None
+        self._is_absent = False
         self._listed: list[tuple[tuple[str, str], Sequence[DeviceAssignment]]] = []
         """The pods in the last response with GPUs, and others of the same names."""
         self._ended: AbstractSet[int] = frozenset()
@@ -215,6 +216,15 @@ class Allocations:
         """Wait at most `seconds` for the response, if this tick has started a query."""
         if self._is_awaited:
             await wait_event(self._done, seconds)
+
+    @property
+    def are_unknown(self) -> bool:
+        """Whether the kubelet may have allocated devices that `current` lacks.
+
+        Allocations are unknown if there is no response or the last response is too old. But if
+        `kubelet.enabled` is `auto` and the kubelet's socket never existed, the node has no kubelet.
+        """
+        return not (self._is_fresh() or self._is_absent)
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
         """Return the allocations in the last response whose GPU is in `devices`.
@@ -264,6 +274,11 @@ class Allocations:
                 await self._refresh_allocatable()
             except KubeletError as error:
                 KUBELET_ERRORS.labels(reason=error.reason).inc()
+                self._is_absent = (
+                    error.reason == "missing"
+                    and self._settings.enabled == "auto"
+                    and self._answered_ns is None
+                )
                 self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
                 # Not a `RetryingCaller`, because a tick starts the retry, and a failure only fails
                 # the check if the last success was too long ago.

@@ -141,5 +141,5 @@ cpdef list allocated_times(interval_ns, allocated)
 
 @cython.locals(claim=Claim, entries=list, index=Py_ssize_t)
 cdef list _enter(
-    list claims, list parts, list allocated_ns, Split busy, Split memory, Split energy
+    list claims, object allocated, list allocated_ns, Split busy, Split memory, Split energy
 )

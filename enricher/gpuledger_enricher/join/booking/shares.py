@@ -18,7 +18,7 @@ makes entries from the three splits, in an order that consumers may rely on:
 2. jobs, by id;
 3. the host;
 4. `unattributed`;
-5. idle: containers, then jobs, then the part that is not allocated.
+5. idle: containers, then jobs, then the part that is not allocated, or whose allocation is unknown.
 
 Whatever the readings are, the entries of a quantity sum to the device's total. A quantity that the
 driver does not report is absent from the entries, not zero.
@@ -42,7 +42,7 @@ from typing import Any, Final
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import GpuledgerError
-from gpuledger.ledger.allocated_parts import UNALLOCATED_PARTS, AllocatedParts, Part
+from gpuledger.ledger.allocated_parts import UNALLOCATED_PARTS, AllocatedParts
 from gpuledger.ledger.division import (
     MAX_PRODUCT,
     PPM,
@@ -287,8 +287,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     container and job to which a part of the GPU is allocated, and one for the rest, if any. The
     allocated times of the idle entries sum to the interval.
     """
-    parts = allocated.parts
-    several = allocated if len(parts) > 1 else None
+    several = allocated if len(allocated.parts) > 1 else None
     busy = split_busy(own.utilization_ratio, claims, interval_ns, several)
     reserved_bytes = 0
     memory = joules = None
@@ -329,7 +328,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         # The row's original reading, not `own`: consumers see the memory of the whole board.
         reading=reading,
         entries=_enter(
-            claims, parts, allocated_times(interval_ns, allocated), busy, memory, joules
+            claims, allocated, allocated_times(interval_ns, allocated), busy, memory, joules
         ),
         busy_method=None if busy is None else _busy_method(busy, reading),
         memory_method=None if memory is None else memory.method,
@@ -727,7 +726,7 @@ def allocated_times(interval_ns: int, allocated: AllocatedParts) -> list[int]:
 
 def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
     claims: list[Claim],
-    parts: Sequence[Part],
+    allocated: AllocatedParts,
     allocated_ns: list[int],
     busy: Split | None,
     memory: Split | None,
@@ -745,7 +744,8 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
         )
         for claim in claims
     ]
-    for index, (allocatee, _) in enumerate(parts):
+    is_rest_unknown = True if allocated.is_rest_unknown else None
+    for index, (allocatee, _) in enumerate(allocated.parts):
         entries.append(
             Entry(
                 category=_IDLE,
@@ -755,6 +755,7 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
                 allocation=allocatee if isinstance(allocatee, int) else None,
                 allocated_ns=allocated_ns[index],
                 job_id=allocatee if isinstance(allocatee, str) else None,
+                allocation_unknown=is_rest_unknown if allocatee is None else None,
             )
         )
     return entries

@@ -133,6 +133,31 @@ def test_a_job_can_have_whole_devices_along_with_containers(
     assert all(row.whole == sum(part for _, part in row.parts) for row in found)
 
 
+@pytest.mark.parametrize(
+    ("allocations", "jobs", "is_unknown"),
+    [
+        ([], [], [False, True, True, True]),
+        ([], ["7"], [False, False, False, False]),
+        ([allocated(MIG[0], gpu_instance=1)], [], [False, False, True, True]),
+    ],
+    ids=["nothing known", "a job", "an allocation of which another source knows"],
+)
+def test_without_an_answer_of_the_kubelet_the_rest_of_a_device_is_unknown(
+    allocations: list[DeviceAllocation], jobs: list[str], is_unknown: list[bool]
+) -> None:
+    """Except the row of a partitioned GPU, because nothing runs outside the instances."""
+    sample = replace(
+        tick(allocations),
+        allocations_unknown=True,
+        job_allocations=[JobAllocation(gpu_uuid="GPU-a", job_id=job) for job in jobs],
+    )
+    known = find_allocated_parts(replace(sample, allocations_unknown=None))
+    found = find_allocated_parts(sample)
+
+    assert [(row.parts, row.whole) for row in found] == [(row.parts, row.whole) for row in known]
+    assert [row.is_rest_unknown and row.parts[-1][0] is None for row in found] == is_unknown
+
+
 def test_half_of_a_device_with_one_pod_and_two_jobs_belongs_to_the_pod() -> None:
     jobs = [JobAllocation(gpu_uuid="GPU-a", job_id=job) for job in ("7", "8")]
     (row,) = find_allocated_parts(

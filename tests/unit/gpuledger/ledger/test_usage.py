@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.ledger.entries import GPU_UNITS
+from gpuledger.ledger.entries import GPU_UNITS, booked_entries
+from gpuledger.ledger.families import ALLOCATION, AllocationLabels
+from gpuledger.ledger.series import values_of
 from gpuledger.ledger.usage import (
     COUNTED,
     UNUSED,
@@ -36,6 +38,7 @@ _ENTRIES: Final = [
     entry(Category.JOB, busy_ns=41, memory_bytes=43, job_id="7"),
     entry(Category.JOB, busy_ns=47, job_id="8"),
     entry(Category.IDLE, busy_ns=53, allocated_ns=59, job_id="7"),
+    entry(Category.IDLE, busy_ns=61, allocated_ns=67, allocation_unknown=True),
 ]
 _ALLOCATEES: Final = [holder("notebook-0"), holder("notebook-1"), holder("notebook-1", uid="uid-2")]
 
@@ -74,6 +77,25 @@ def test_used_and_allocated_amounts_of_a_job_are_counted_under_its_id() -> None:
         (CountedLabels("GPU-1", "idle"), None, [5 * GPU_UNITS, None, 7, *[None] * 4]),
         (jobs, None, [None, None, None, 8 * GPU_UNITS, 5 * GPU_UNITS, 7, None]),
     ]
+
+
+def test_time_of_unknown_allocation_is_neither_unallocated_nor_a_containers() -> None:
+    amounts = {"memory_bytes": None, "energy_millijoules": None}
+    idle = entry(Category.IDLE, busy_ns=5, allocated_ns=8, allocation_unknown=True, **amounts)
+    tick = event(gpus=[books(reading(uuid="GPU-1"), idle)])
+
+    counted = {
+        labels.category: dict(zip(COUNTED, amounts, strict=True))
+        for labels, _, amounts in added(tick)
+    }
+    assert counted.keys() == {"idle", "unknown"}
+    assert {*counted["unknown"].values()} == {8 * GPU_UNITS, None}
+    assert counted["unknown"][UNUSED] is None
+    (labels,) = (group.label_values for group in values_of(tick) if group.family is ALLOCATION)
+    expected = AllocationLabels(allocated_pod_state="unknown")
+    assert labels == ("GPU-1", *expected)
+    (booked,) = booked_entries(tick)
+    assert (booked.allocatee.described.state, booked.allocatee.described.name) == ("unknown", None)
 
 
 @given(st.lists(events(), max_size=5))

@@ -2,19 +2,25 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpuledger.records import GpuFacts
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.records import GpuFacts, GpuReading, NodeSample
 from gpuledger.runtime import Backoff, Check
 from gpuledger_agent.host.kubelet.allocations import Allocations
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
 from gpuledger_agent.host.kubelet.messages import KubeletError
 from gpuledger_agent.settings import KubeletSettings
+from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
+from tests.examples import examples
 from tests.unit.agent.host.kubelet.oracle import (
     AllocatableResourcesResponse,
     ListPodResourcesResponse,
@@ -288,3 +294,113 @@ async def test_allocatable_devices_are_queried_once_a_minute_and_kept_during_fai
         await bench.advance(20)
         assert bench.kubelet.allocatable_requests == 2
         assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("response", "enabled", "is_unknown"),
+    [
+        (answer(GPU), "auto", False),
+        (answer(), "auto", False),
+        ("missing", "auto", False),
+        ("missing", True, True),
+        ("refused", "auto", True),
+        ("forbidden", "auto", True),
+        ("deadline", "auto", True),
+        (b"\x0a\x05ab", "auto", True),
+    ],
+    ids=[
+        "a kubelet that allocated a GPU",
+        "a kubelet that allocated nothing",
+        "no socket, so perhaps no kubelet",
+        "no socket of a required kubelet",
+        "a kubelet that is stopped",
+        "a socket that the agent may not open",
+        "a kubelet that does not answer",
+        "a kubelet whose answer is invalid",
+    ],
+)
+async def test_allocations_are_unknown_until_the_kubelet_of_a_node_answers(
+    response: bytes | str, *, enabled: bool | Literal["auto"], is_unknown: bool
+) -> None:
+    bench = Bench(response, enabled=enabled)
+    async with bench.running():
+        await bench.advance(200)
+        assert bench.allocations.are_unknown == is_unknown
+
+
+async def test_a_kubelet_that_has_answered_does_not_become_absent() -> None:
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        bench.kubelet.given = "missing"
+        await bench.advance(100)
+        assert bench.allocations.are_unknown
+
+
+TTL_SECONDS = 60
+
+
+@examples(40)
+@given(
+    phases=st.lists(
+        st.tuples(st.integers(1, 200), st.sampled_from([answer(GPU), answer(), "refused"])),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_allocated_unallocated_and_unknown_time_add_up_to_the_devices_time(
+    phases: list[tuple[int, bytes | str]],
+) -> None:
+    """Unknown is exactly the time in which the last answer is older than it may be."""
+    booked, expected = asyncio.run(_played(phases))
+    assert booked == expected
+
+
+async def _played(
+    phases: list[tuple[int, bytes | str]],
+) -> tuple[Counter[str], Counter[str]]:
+    bench = Bench(phases[0][1])
+    booked, expected = Counter[str](), Counter[str]()
+    answered_ns, last = None, phases[0][1]
+    async with bench.running():
+        for seconds, given in phases:
+            bench.kubelet.given = given
+            for _ in range(seconds):
+                before = bench.kubelet.requests
+                await bench.advance(1)
+                now_ns = bench.clock.monotonic_ns()
+                if bench.kubelet.requests > before and isinstance(given, bytes):
+                    answered_ns, last = now_ns, given
+                elif answered_ns is None and isinstance(phases[0][1], bytes):
+                    # Answered in the first tick, before the clock moved.
+                    answered_ns = now_ns - NS_PER_SECOND
+                sample = a_sample(
+                    allocations=bench.allocations.current(BOTH),
+                    allocations_unknown=bench.allocations.are_unknown or None,
+                )
+                for books in book_tick(sample):
+                    for entry in books.entries:
+                        whom = "unknown" if entry.allocation_unknown else "unallocated"
+                        whom = whom if entry.allocation is None else "allocated"
+                        booked[f"{books.reading.uuid} {whom}"] += entry.allocated_ns or 0
+                is_old = answered_ns is None or now_ns - answered_ns > TTL_SECONDS * NS_PER_SECOND
+                is_allocated = last == answer(GPU)
+                whom = "unknown" if is_old else "allocated" if is_allocated else "unallocated"
+                expected[f"{GPU} {whom}"] += NS_PER_SECOND
+                whom = "unknown" if is_old else "unallocated"
+                expected[f"{OTHER} {whom}"] += NS_PER_SECOND
+    return booked, expected
+
+
+def a_sample(**fields: Any) -> NodeSample:  # noqa: ANN401  # any field
+    return NodeSample(
+        cluster="default",
+        node="n",
+        boot_id="b",
+        seq=1,
+        time_ns=1,
+        interval_ns=NS_PER_SECOND,
+        gpus=[GpuReading(uuid=GPU, index=0), GpuReading(uuid=OTHER, index=1)],
+        processes=[],
+        containers=[],
+        **fields,
+    )
