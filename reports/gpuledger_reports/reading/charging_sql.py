@@ -2,7 +2,8 @@
 
 A unit is a nanosecond of a physical GPU divided by `UNITS`, so that the time of MIG slices is also
 a whole number. The parts of a GPU's hour sum to the time for which the GPU was in the inventory. If
-the inventory does not list the GPU in that hour, they sum to the time that ticks cover.
+the inventory does not list the GPU in that hour, they sum to the time that ticks cover. If several
+nodes report a GPU, the parts on all of them sum to at most an hour.
 
 1. If ticks cover more than this time (a clock was set or slewed), allocated time is scaled down.
 2. Time in which a device did not answer is unresponsive. An allocatee claims the other time by its
@@ -321,33 +322,51 @@ WITH summed AS (
     SELECT gpu_id, hour_us, sum(allocated_ns * factor) AS allocated
     FROM summed JOIN devices USING (device) WHERE is_partitioned GROUP BY ALL
 ), partly AS (
-    -- The time in each hour of physical GPUs that came or went during the day.
-    SELECT gpu_id, hour_us,
-        sum(greatest(0, least(end_us, hour_us + {HOUR_US}, $end_us)
-            - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS listed
-    FROM (SELECT DISTINCT cluster, node, physical_gpu, gpu_id FROM devices
-            WHERE NOT is_present_all_day)
-    JOIN stays USING (cluster, node, physical_gpu)
-    CROSS JOIN (SELECT DISTINCT hour_us FROM summed)
+    -- The time in each hour of physical GPUs that came or went during the day: in the inventory of
+    -- their node, and in that of other nodes.
+    SELECT gpu_id, hour_us, coalesce(sum(listed) FILTER (is_here), 0) AS listed,
+        coalesce(sum(listed) FILTER (NOT is_here), 0) AS elsewhere
+    FROM (
+        SELECT gpu_id, hour_us, here.cluster = stays.cluster AND here.node = stays.node AS is_here,
+            greatest(0, least(end_us, hour_us + {HOUR_US}, $end_us)
+                - greatest(begin_us, hour_us, $begin_us))::HUGEINT * {1000 * UNITS} AS listed
+        FROM (SELECT DISTINCT cluster, node, physical_gpu, gpu_id FROM devices
+            WHERE NOT is_present_all_day) AS here
+        JOIN stays USING (physical_gpu) CROSS JOIN (SELECT DISTINCT hour_us FROM summed)
+    )
     GROUP BY ALL
 ), placed AS (
-    SELECT summed.*, gpu_id, is_partitioned,
+    SELECT summed.*, gpu_id, physical_gpu, is_partitioned,
         coalesce(partitioned.allocated, allocated_ns * factor) AS covered,
         is_present_all_day OR coalesce(partly.listed, 0) > 0 AS is_listed,
         CASE WHEN partly.listed > 0 THEN partly.listed
             ELSE (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
-                * {1000 * UNITS} END AS present
+                * {1000 * UNITS} - coalesce(elsewhere, 0) END AS present
     FROM summed JOIN devices USING (device)
     LEFT JOIN partitioned USING (gpu_id, hour_us) LEFT JOIN partly USING (gpu_id, hour_us)
+), reported AS (
+    -- Ticks of GPUs that their node's inventory does not list. If several nodes report a GPU, the
+    -- nodes after the first one get only the rest of the hour.
+    SELECT gpu_id, hour_us, least(free, before + covered) - least(free, before) AS present
+    FROM (
+        SELECT gpu_id, hour_us, covered, present AS free, coalesce(sum(covered) OVER (
+                PARTITION BY physical_gpu, hour_us ORDER BY gpu_id
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ), 0) AS before
+        FROM (SELECT DISTINCT gpu_id, physical_gpu, hour_us, covered, present FROM placed
+            WHERE NOT is_listed)
+    )
+), limited AS (
+    SELECT placed.* REPLACE (coalesce(reported.present, placed.present) AS present)
+    FROM placed LEFT JOIN reported USING (gpu_id, hour_us)
 )
-SELECT device, hour_us, gpu_id, is_partitioned, is_listed, covered,
-    CASE WHEN is_listed THEN present ELSE least(present, covered) END AS present,
+SELECT device, hour_us, gpu_id, is_partitioned, is_listed, covered, present,
     -- If a whole GPU answers, only its allocated time needs scaling down; that hour is plain.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
         OR (covered > present AND (flags & {UNRESPONSIVE_FLAG} <> 0 OR is_partitioned))
         OR covered > {_LONGEST_NS * UNITS} AS is_complex,
     idle_rows > 1 AS is_shared
-FROM placed
+FROM limited
 """  # noqa: S608  # our own names
 
 

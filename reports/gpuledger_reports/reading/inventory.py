@@ -3,6 +3,9 @@
 A physical GPU is present from the first version of its node's inventory that lists it, until a
 version does not list it or its node is deleted. If the node returns, the GPU is present again. A
 deletion of the node before its first inventory record does not count.
+
+A physical GPU is in one node at a time, the node whose inventory listed it last. A node that was
+shut down publishes no new inventory, so its last one may list a GPU that has moved to another node.
 """
 
 from collections import defaultdict
@@ -61,10 +64,12 @@ def stays_of(
         physical_gpus = versions[node].setdefault((since_us, row.kafka_offset), {})
         if row.gpu_uuid is not None:
             physical_gpus[row.gpu_uuid] = row.model
+    elsewhere = _times_elsewhere(versions)
     stays = (
-        stay
+        part
         for node, inventory in versions.items()
         for stay in _stays_in(node, inventory, list(_deletions(nodes.get(node, ()))))
+        for part in _without(stay, elsewhere.get((node, stay.physical_gpu), ()))
     )
     ordered = sorted(stays, key=lambda stay: (stay.node, stay.physical_gpu, stay.begin_us))
     return [
@@ -72,6 +77,36 @@ def stays_of(
         for _, of_physical_gpu in groupby(ordered, key=lambda stay: (stay.node, stay.physical_gpu))
         for stay in _with_one_model_an_hour(_with_models(list(of_physical_gpu)))
     ]
+
+
+_Inventory = Mapping[tuple[int, int], Mapping[str, str | None]]
+"""The physical GPUs of each version, with their models; a version's key is its time and offset."""
+
+
+def _times_elsewhere(
+    versions: Mapping[Node, _Inventory],
+) -> dict[tuple[Node, str], list[tuple[int, int]]]:
+    """Return the times at which a GPU that several nodes list was in another one of these nodes."""
+    nodes_of: dict[str, list[Node]] = defaultdict(list)
+    for node, inventory in versions.items():
+        for physical_gpu in {gpu for gpus in inventory.values() for gpu in gpus}:
+            nodes_of[physical_gpu].append(node)
+    found: dict[tuple[Node, str], list[tuple[int, int]]] = defaultdict(list)
+    for physical_gpu, nodes in nodes_of.items():
+        if len(nodes) == 1:
+            continue
+        listed = sorted(
+            (since_us, node)
+            for node in nodes
+            for (since_us, _), gpus in versions[node].items()
+            if physical_gpu in gpus
+        )
+        ends_us = [*(since_us for since_us, _ in listed[1:]), NEVER_US]
+        for (since_us, place), end_us in zip(listed, ends_us, strict=True):
+            for node in nodes:
+                if node != place and since_us < end_us:
+                    found[node, physical_gpu].append((since_us, end_us))
+    return found
 
 
 def _with_models(stays: Sequence[Stay]) -> Iterator[Stay]:
@@ -106,7 +141,7 @@ def _with_one_model_an_hour(stays: Iterable[Stay]) -> Iterator[Stay]:
 
 def _stays_in(
     node: Node,
-    inventory: Mapping[tuple[int, int], Mapping[str, str | None]],
+    inventory: _Inventory,
     deletions: Sequence[tuple[int, int]],
 ) -> Iterator[Stay]:
     open_since: dict[str, tuple[int, str | None]] = {}
@@ -119,11 +154,11 @@ def _stays_in(
                 None,
             ):
                 del open_since[physical_gpu]
-                yield from _alive(Stay(node, physical_gpu, model, begin, since), deletions)
+                yield from _without(Stay(node, physical_gpu, model, begin, since), deletions)
         for physical_gpu, model in physical_gpus.items():
             open_since.setdefault(physical_gpu, (since, model))
     for physical_gpu, (begin, model) in open_since.items():
-        yield from _alive(Stay(node, physical_gpu, model, begin, NEVER_US), deletions)
+        yield from _without(Stay(node, physical_gpu, model, begin, NEVER_US), deletions)
 
 
 def _deletions(versions: Sequence[NodeVersion]) -> Iterator[tuple[int, int]]:
@@ -135,15 +170,15 @@ def _deletions(versions: Sequence[NodeVersion]) -> Iterator[tuple[int, int]]:
             yield version.deleted_us, max(next_since, version.deleted_us)
 
 
-def _alive(stay: Stay, deletions: Sequence[tuple[int, int]]) -> Iterator[Stay]:
-    """Yield the parts of a stay during which its node was not deleted."""
-    edges = sorted({stay.begin_us, stay.end_us, *(edge for span in deletions for edge in span)})
+def _without(stay: Stay, spans: Sequence[tuple[int, int]]) -> Iterator[Stay]:
+    """Yield the parts of a stay outside some spans of time, each given by its begin and end."""
+    edges = sorted({stay.begin_us, stay.end_us, *(edge for span in spans for edge in span)})
     kept: Stay | None = None
     for begin, end in pairwise(edges):
-        # Deletions before or after the stay do not matter.
+        # Spans before or after the stay do not matter.
         if begin < stay.begin_us or end > stay.end_us:
             continue
-        if any(gone <= begin < back for gone, back in deletions):
+        if any(gone <= begin < back for gone, back in spans):
             if kept:
                 yield kept
             kept = None

@@ -1,0 +1,125 @@
+"""A second of a GPU is on the bill once, whichever nodes report the GPU."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger_reports.pricing.billing import Bill, gpu_seconds
+from gpuledger_reports.reading.inventory import NEVER_US, InventoryRow, stays_of
+from tests.examples import examples
+from tests.unit.reports.stores import HOUR_NS, Row, allocated, inventory_row, used, write_store
+from tests.unit.reports.test_bill import bill_of, store_of
+
+OLD: Row = {"node": "old"}
+NEW: Row = {"node": "new"}
+
+
+def hours_of(bill: Bill) -> dict[str, float]:
+    """Return the billed GPU-hours of each node and tenant."""
+    return {
+        "/".join((*line.values, *([line.idle_kind] if line.idle_kind else []))): round(
+            float(gpu_seconds(line.billed)) / 3600, 3
+        )
+        for line in bill.lines
+        if line.billed
+    }
+
+
+MOVED = [
+    inventory_row(**OLD),
+    inventory_row(hour=1.5, **NEW),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param(
+            [allocated(0, "a", **OLD), *(allocated(hour, "b", **NEW) for hour in (2, 3))],
+            {
+                "old/a": 1,
+                "old/__no_data__/no_data": 0.5,
+                "new/b": 2,
+                "new/__no_data__/no_data": 0.5,
+            },
+            id="a node that is shut down",
+        ),
+        pytest.param(
+            [allocated(hour, "a", **node) for hour in range(4) for node in (OLD, NEW)],
+            {"old/a": 1.5, "new/a": 2.5},
+            id="a node that was renamed while its old agent runs",
+        ),
+    ],
+)
+def test_a_gpu_is_billed_on_the_node_whose_inventory_listed_it_last(
+    rows: list[Row], expected: dict[str, float], tmp_path: Path
+) -> None:
+    bill = bill_of(store_of(tmp_path, *rows, inventory=MOVED), by=("node", "pod"))
+    found = hours_of(bill)
+    assert sum(found.values()) == 4
+    assert found == expected
+
+
+def stays(*versions: tuple[str, int, str | None]) -> list[tuple[str, int, int | None]]:
+    """Return the node, begin and end of each stay of `GPU-a`, from versions of inventories."""
+    rows = [
+        InventoryRow("prod", node, since_us, offset, gpu, "H100" if gpu else None)
+        for offset, (node, since_us, gpu) in enumerate(versions)
+    ]
+    found = [
+        (stay.node[1], stay.begin_us, None if stay.end_us == NEVER_US else stay.end_us)
+        for stay in stays_of(rows, {})
+        if stay.physical_gpu == "GPU-a"
+    ]
+    return sorted(found, key=lambda stay: stay[1])
+
+
+def test_a_gpu_that_moves_back_is_in_one_node_at_a_time() -> None:
+    versions = [("a", 1, "GPU-a"), ("b", 5, "GPU-a"), ("a", 9, "GPU-a")]
+    assert stays(*versions) == [("a", 1, 5), ("b", 5, 9), ("a", 9, None)]
+
+
+def test_a_gpu_that_leaves_its_node_does_not_return_to_the_former_one() -> None:
+    versions = [("a", 1, "GPU-a"), ("b", 5, "GPU-a"), ("b", 9, None)]
+    assert stays(*versions) == [("a", 1, 5), ("b", 5, 9)]
+
+
+lengths = st.sampled_from([0, 1, HOUR_NS // 3, HOUR_NS // 2, HOUR_NS, HOUR_NS + 7])
+nodes = st.sampled_from(["old", "new", "third"])
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> list[Row]:
+    """Draw the usage of a GPU that several nodes report."""
+    rows: list[Row] = []
+    for hour in range(3):
+        for node in draw(st.lists(nodes, max_size=3, unique=True)):
+            pods = draw(st.lists(st.sampled_from(["a", None]), max_size=2, unique=True))
+            rows += [allocated(hour, pod, draw(lengths), node=node) for pod in pods]
+            rows += [used(hour, "c", draw(lengths), node=node)] if draw(st.booleans()) else []
+    return rows or [allocated(0, None, 1)]
+
+
+@examples(40)
+@given(
+    rows=reports(),
+    inventory=st.lists(
+        st.tuples(nodes, st.sampled_from([-24.0, 0.0, 0.25, 1.0, 1.5, 2.9]), st.booleans()),
+        max_size=5,
+    ),
+)
+def test_each_second_of_a_gpu_is_billed_at_most_once(
+    rows: list[Row], inventory: list[tuple[str, float, bool]]
+) -> None:
+    versions = [
+        inventory_row("GPU-a" if is_there else None, hour=hour, node=node, kafka_offset=offset)
+        for offset, (node, hour, is_there) in enumerate(inventory)
+    ]
+    with TemporaryDirectory() as folder:
+        store = write_store(Path(folder), usage_hourly=rows, inventory=versions)
+        for since in range(3):
+            bill = bill_of(store, by=("node", "pod"), since=since, hours=since + 1)
+            assert sum(gpu_seconds(line.billed) for line in bill.lines) <= 3600
