@@ -42,6 +42,7 @@ from gpuledger_reports.presenting.output import (
     file_columns,
     file_rows,
     hours_text,
+    unknown_text,
     unlisted_text,
     usage_text,
     write_parquet,
@@ -81,7 +82,8 @@ app = App(
         "Lines without a tenant: __idle__ was allocated to nobody, and __unused__ is allocated time"
         " that the tenant does not pay for. __host__ was used outside pods and jobs, and"
         " __unattributed__ by unknown processes. __unresponsive__ did not answer the driver, and"
-        " __no_data__ has no samples. Their column Idle contains the kind: idle, unused, overhead"
+        " __no_data__ has no samples. __unknown__ was not used, and the kubelet did not report to"
+        " whom it was allocated. Their column Idle contains the kind: idle, unused, overhead"
         " or no_data. __unallocated__ stands for a dimension without a value, such as a missing"
         " label. All lines sum to the cost of the GPUs.",
         examples={
@@ -555,7 +557,7 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
             f"gpuledger: --by {name}: no line item has a value; check the spelling, and whether"
             " podwatch keeps this label\n"
         )
-    for text in (usage_text(made), unlisted_text(made)):
+    for text in (usage_text(made), unlisted_text(made), unknown_text(made)):
         if text:
             sys.stderr.write(f"gpuledger: {text}\n")
     if made.removed_until_us is not None:

@@ -27,7 +27,7 @@ from gpuledger_reports.api.questions import (
     StoreStateQuestion,
 )
 from gpuledger_reports.presenting.explanation import explanation_of
-from gpuledger_reports.presenting.output import as_json, dimensions_without_value
+from gpuledger_reports.presenting.output import as_json, dimensions_without_value, hours_text
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, standing_bill
 from gpuledger_reports.pricing.periods import month_of
@@ -139,11 +139,13 @@ def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
 def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     sets, unpriced, count = [], dict[str, int](), 0
     unlisted: set[tuple[Node, str]] = set()
+    unknown = 0
     without_value: set[str] | None = None
     for bill in maker.make_each(question.sets):
         sets.append(allocation_set(bill, question))
         unpriced |= bill.unpriced
         unlisted |= bill.unlisted_gpus
+        unknown += bill.unknown_units
         # A set without tenants, such as a day without usage, shows nothing about labels.
         if any(line.idle_kind is None for line in bill.lines):
             missing = set(dimensions_without_value(bill))
@@ -162,6 +164,11 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
         *(
             [f"GPUs that the inventory lacks: {len(unlisted)}; only their samples are billed"]
             if unlisted
+            else []
+        ),
+        *(
+            [f"GPU-hours of unknown allocation, in __idle__: {hours_text(unknown)}"]
+            if unknown
             else []
         ),
     ]

@@ -13,6 +13,7 @@ from gpuledger_reports.pricing.tenants import (
     IDLE,
     NO_DATA,
     UNALLOCATED,
+    UNKNOWN,
     UNRESPONSIVE,
     UNUSED,
 )
@@ -26,7 +27,7 @@ CONTROLLER_KINDS: Final = {
 """OpenCost's names for controllers of one kind."""
 WITHOUT_VALUE: Final = ("container", "service")
 """Fields of OpenCost that bills do not have; their value is always `__unallocated__`."""
-NO_OWNER: Final = ABSENT | {IDLE, UNUSED, UNRESPONSIVE, HOST, UNALLOCATED, NO_DATA}
+NO_OWNER: Final = ABSENT | {IDLE, UNUSED, UNRESPONSIVE, HOST, UNALLOCATED, NO_DATA, UNKNOWN}
 """Special values of tenant dimensions that do not name an owner."""
 _DIMENSIONS: Final = {
     "controller": ("owner_kind", "owner_name"),

@@ -33,6 +33,7 @@ from gpuledger_reports.presenting.output import (
     efficiency_text,
     hours_text,
     state_of,
+    unknown_text,
     unlisted_text,
     usage_text,
 )
@@ -83,7 +84,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str
         state=_state_text(bill),
         change=change_since_close(bill, closed),
         usage_text=usage_text(bill),
-        unlisted_text=unlisted_text(bill),
+        notes=list(filter(None, (unlisted_text(bill), unknown_text(bill)))),
         command=command,
         style=style,
         script=script,

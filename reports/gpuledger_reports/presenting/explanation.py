@@ -17,6 +17,7 @@ from gpuledger_reports.pricing.lookup import Cell, CellKey, Pricing
 from gpuledger_reports.pricing.money import money_text, text_of
 from gpuledger_reports.pricing.policy import SCOPE, BudgetRow, Dated, Price, TeamRow
 from gpuledger_reports.pricing.rates import gpu_hour_of
+from gpuledger_reports.pricing.tenants import UNKNOWN
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import HOUR_US, time_text
 from gpuledger_reports.reading.usage_sums import UsageRow
@@ -79,7 +80,7 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
     yield ""
     yield from _arithmetic(bill, line)
     yield ""
-    if line.idle_kind == "no_data":
+    if line.idle_kind == "no_data" and UNKNOWN not in line.values:
         yield from _no_data(bill, line, maker, max_rows)
     else:
         yield from _usage(bill, line, maker, max_rows)

@@ -21,7 +21,7 @@ from gpuledger.store.query import quoted, quoted_name
 from gpuledger_reports.pricing.billing import Bill, gpu_seconds
 from gpuledger_reports.pricing.money import minor_digits, rounded
 from gpuledger_reports.pricing.rows import COSTS, NUMBERS, columns_of, row_of
-from gpuledger_reports.pricing.tenants import UNALLOCATED
+from gpuledger_reports.pricing.tenants import UNALLOCATED, UNKNOWN
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import time_text
 
@@ -84,6 +84,17 @@ def unlisted_text(bill: Bill) -> str | None:
     )
 
 
+def unknown_text(bill: Bill) -> str | None:
+    """Return a note if it is unknown to whom some time was allocated, otherwise `None`."""
+    if not bill.unknown_units:
+        return None
+    return (
+        f"the kubelet did not report to whom {hours_text(bill.unknown_units)} GPU-hours were"
+        f" allocated; they are billed to {UNKNOWN}, not to tenants and not as idle; check the"
+        " agents' check `kubelet`"
+    )
+
+
 def as_json(bill: Bill) -> str:
     """Return a bill as one JSON object, with a newline at the end."""
     digits = minor_digits(bill.currency)
@@ -117,6 +128,7 @@ def as_json(bill: Bill) -> str:
         "excess_gpu_seconds": gpu_seconds(bill.excess_units),
         "unlisted_gpus": len(bill.unlisted_gpus),
         "unlisted_gpu_seconds": gpu_seconds(bill.unlisted_units),
+        "unknown_gpu_seconds": gpu_seconds(bill.unknown_units),
         "unpriced_gpu_seconds": {
             model: gpu_seconds(units) for model, units in bill.unpriced.items()
         },

@@ -32,6 +32,7 @@ from gpuledger_reports.pricing.tenants import NO_DATA, TenantBook, fits_all
 from gpuledger_reports.pricing.totals import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS, UNITS
 from gpuledger_reports.reading.inventory import Node
+from gpuledger_reports.reading.parties import NO_PARTIES
 from gpuledger_reports.reading.times import DAY_US, Window, begin_of, days_in
 from gpuledger_reports.reading.usage_day import days_of, rows_of
 from gpuledger_reports.reading.usage_sums import (
@@ -147,6 +148,8 @@ class Bill:
     """Billed time in hours in which the inventory does not list the GPU."""
     unlisted_gpus: frozenset[tuple[Node, str]]
     """The GPUs of these hours."""
+    unknown_units: int
+    """Billed time for which the kubelet did not report the allocation."""
     unpriced: dict[str, int]
     """Units that are billed without a price, by model."""
     budgets: list[BudgetState]
@@ -387,6 +390,7 @@ class BillMaker:
             excess_units=tally.excess,
             unlisted_units=tally.unlisted,
             unlisted_gpus=frozenset(tally.unlisted_gpus),
+            unknown_units=tally.unknown,
             unpriced=tally.unpriced,
             budgets=[],
             gaps=self._reader.gaps(used),
@@ -446,7 +450,7 @@ def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
     if row.is_allocated and row.unresponsive:
         kinds.add("overhead")
     # On the basis `allocated`, unused time is billed to its tenant instead.
-    if row.is_allocated and row.party.kind != "nobody" and basis.basis != "allocated":
+    if row.is_allocated and row.party.kind not in NO_PARTIES and basis.basis != "allocated":
         kinds.add("unused")
     return kinds
 

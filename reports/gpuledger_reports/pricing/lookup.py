@@ -28,6 +28,7 @@ from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook, Rate
 from gpuledger_reports.pricing.tenants import (
     IDLE,
     NO_DATA,
+    UNKNOWN,
     UNRESPONSIVE,
     UNUSED,
     Dimensions,
@@ -308,6 +309,8 @@ class BillLookup:
     def _find_key(self, device: DeviceClass, party: PartyKey, since_us: int, at: int) -> CellKey:
         if party.kind == "nobody":
             return CellKey(self.idle_values(IDLE, device, since_us), "idle")
+        if party.kind == "unknown":
+            return CellKey(self.idle_values(UNKNOWN, device, since_us), "no_data")
         tenant = self._book.find(party, at)
         facts = self.facts_of(device, since_us)
         values = self.dimensions.of_tenant(tenant, facts, since_us=at, day=day_of(since_us))

@@ -34,6 +34,8 @@ UNRESPONSIVE: Final = "__unresponsive__"
 IDLE: Final = "__idle__"
 UNUSED: Final = "__unused__"
 NO_DATA: Final = "__no_data__"
+UNKNOWN: Final = "__unknown__"
+"""The value for time that may be allocated, but the kubelet did not answer to whom."""
 SHARED: Final = "__shared__"
 """The value of a tenant whose cost is distributed to others by `share: table`."""
 _SKEW_US: Final = NAME_SKEW_SECONDS * 10**6

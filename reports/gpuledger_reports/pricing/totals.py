@@ -17,7 +17,15 @@ from gpuledger_reports.pricing.lookup import (
 )
 from gpuledger_reports.pricing.money import fraction_of
 from gpuledger_reports.pricing.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
-from gpuledger_reports.pricing.tenants import SHARED, UNALLOCATED, fits_all
+from gpuledger_reports.pricing.tenants import (
+    IDLE,
+    SHARED,
+    UNALLOCATED,
+    UNKNOWN,
+    UNRESPONSIVE,
+    UNUSED,
+    fits_all,
+)
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.parties import PartyKey
@@ -71,6 +79,7 @@ class BillTally:
         self._lookup = lookup
         self.cells: dict[CellKey, dict[Pricing, Cell]] = {}
         self.present = self.covered = self.excess = self.used = self.measured = self.unlisted = 0
+        self.unknown = 0
         self.unlisted_gpus: set[tuple[Node, str]] = set()
         self.by_others: dict[tuple[CellKey, CellKey], dict[Pricing, OthersCell]] = {}
         """Use without an allocation, by the cells of the user and the allocatee."""
@@ -97,7 +106,9 @@ class BillTally:
                     self._idle_cell(
                         "overhead", row.device, since_us, pricing
                     ).billed += row.unresponsive
-                if row.party.kind != "nobody":
+                if row.party.kind == "unknown":
+                    self.unknown += row.allocated - row.unresponsive
+                elif row.party.kind != "nobody":
                     cell.allocated += row.allocated
                     # Unused time is waste in so far as the tenant's basis bills allocated time.
                     basis = self._lookup.basis_of(row.party, row.since_us)
@@ -137,18 +148,23 @@ class BillTally:
                     charge.device, charge.party, since_us, charge.since_us, pricing
                 )
                 cell.billed += charge.units
+                if charge.party.kind == "unknown":
+                    self.unknown += charge.units
         for idle in day.idle:
             since_us = self._lookup.since(*idle.device[:2], idle.since_us)
             pricing = self._lookup.pricing_of(idle.device, since_us)
-            parts: tuple[tuple[IdleKind, int], ...] = (
-                ("overhead", idle.unresponsive),
-                ("unused", idle.unused),
-                ("idle", idle.idle),
+            parts: tuple[tuple[IdleKind, str, int], ...] = (
+                ("overhead", UNRESPONSIVE, idle.unresponsive),
+                ("unused", UNUSED, idle.unused),
+                ("no_data", UNKNOWN, idle.unknown),
+                ("idle", IDLE, idle.idle),
             )
-            for kind, units in parts:
+            self.unknown += idle.unknown
+            for kind, word, units in parts:
                 self._device_units[pricing] += units
                 if units:
-                    self._idle_cell(kind, idle.device, since_us, pricing).billed += units
+                    values = self._lookup.idle_values(word, idle.device, since_us)
+                    self._cell(CellKey(values, kind), pricing).billed += units
 
     def _add_by_others(self, day: DaySums) -> None:
         for use in day.by_others:

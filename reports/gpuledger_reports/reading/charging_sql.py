@@ -13,7 +13,8 @@ nodes report a GPU, the parts on all of them sum to at most an hour.
    proportion to it. It is a number of its own that changes no claim. A policy may later move the
    units of allocatees that pay by allocated time to the user.
 3. If the claims exceed the device's time, they are scaled down. The remaining time is unused if it
-   was allocated, otherwise idle.
+   was allocated, otherwise idle. If the kubelet did not answer, it is unknown whether time was
+   allocated: a user without an allocation may claim this time too, and the rest is unknown.
 4. Time of the physical GPU without ticks is `no_data`.
 
 Amounts are scaled by largest remainder. Equal remainders are ordered by device and tenant, so that
@@ -71,7 +72,8 @@ COLUMNS: Final = """
     compute_slices AS slices, gpu_compute_slices AS gpu_slices,
     category = 'idle' AS is_allocated,
     CASE category WHEN 'idle' THEN
-            CASE WHEN allocated_pod_state IS NOT NULL THEN 'pod'
+            CASE WHEN allocated_pod_state = 'unknown' THEN 'unknown'
+                WHEN allocated_pod_state IS NOT NULL THEN 'pod'
                 WHEN allocated_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
         WHEN 'pod' THEN 'pod' WHEN 'job' THEN 'job' WHEN 'host' THEN 'host'
         ELSE 'unattributed' END AS kind,
@@ -112,8 +114,8 @@ ROWS: Final = f"""
 CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
     CASE WHEN unresponsive_ns > 0 THEN {UNRESPONSIVE_FLAG} ELSE 0 END | CASE
         WHEN category <> 'idle' THEN CASE WHEN busy_ns > 0 THEN {USED_FLAG} ELSE 0 END
-        WHEN allocated_pod_state IS NULL AND allocated_job_id IS NULL AND allocated_ns > 0 THEN
-        {FREE_FLAG} ELSE 0 END AS flags,
+        WHEN coalesce(allocated_pod_state, 'unknown') = 'unknown' AND allocated_job_id IS NULL
+            AND allocated_ns > 0 THEN {FREE_FLAG} ELSE 0 END AS flags,
     CASE WHEN category = 'idle' THEN 1 END AS idle_row
 FROM usage_raw
 """  # noqa: S608  # our own names
@@ -542,8 +544,9 @@ def complex_sql(detail: Detail, *, same_device: str) -> str:
     return f"""
 CREATE OR REPLACE TEMP TABLE complex_charges AS
 WITH parted AS (
-    -- Party 0 is nobody.
-    SELECT device, gpu_id, hour_us, covered, present, coalesce(party, 0) AS party,
+    -- Party 0 is nobody, party -1 is unknown.
+    SELECT device, gpu_id, hour_us, covered, present,
+        CASE WHEN each.kind = 'unknown' THEN -1 ELSE coalesce(party, 0) END AS party,
         any_value(coalesce(basis, 'allocated')) AS basis, any_value(coalesce(weight, 0)) AS weight,
         any_value(coalesce(weight_of, 1)) AS weight_of,
         bool_or(each.kind = 'job' OR each.kind = 'pod' AND coalesce(each.uid, pod) IS NOT NULL)
@@ -574,14 +577,14 @@ WITH parted AS (
     FROM fitted
 ), requested AS (
     SELECT *,
-        CASE WHEN party = 0 OR answering = 0 THEN 0 ELSE CASE basis
+        CASE WHEN party <= 0 OR answering = 0 THEN 0 ELSE CASE basis
             WHEN 'allocated' THEN answering WHEN 'used' THEN used
             WHEN 'greater' THEN greatest(answering, used)
             ELSE (weight * answering + (weight_of - weight) * used) // weight_of END END AS claim,
-        CASE WHEN party <> 0 AND answering = 0 THEN used ELSE 0 END AS request,
-        coalesce(sum(answering) FILTER (party = 0) OVER (PARTITION BY {device_hour}), 0) AS free,
+        CASE WHEN party > 0 AND answering = 0 THEN used ELSE 0 END AS request,
+        coalesce(sum(answering) FILTER (party <= 0) OVER (PARTITION BY {device_hour}), 0) AS free,
         sum(answering) OVER (PARTITION BY {device_hour}) AS all_answering,
-        CASE WHEN party <> 0 THEN allocated ELSE 0 END AS own
+        CASE WHEN party > 0 THEN allocated ELSE 0 END AS own
     FROM usable
 ), totals AS (
     SELECT *, sum(request) OVER (PARTITION BY {device_hour}) AS all_requests FROM requested
@@ -595,7 +598,7 @@ WITH parted AS (
 )
 SELECT device, hour_us, party, unresponsive_part, answering, all_answering - free AS all_allocated,
     {scaled("due", "all_answering", "all_due", device_hour, "party")} AS billed,
-    answering > 0 AND party <> 0 AS has_allocation, own,
+    answering > 0 AND party > 0 AS has_allocation, own,
     CASE WHEN is_tenant AND own = 0 THEN request - grant_ ELSE 0 END AS by_others,
     basis = 'allocated' AS pays_allocated
 FROM claimed
@@ -613,7 +616,7 @@ def complex_parties_sql(detail: Detail) -> str:
     """Return the SQL of the units billed to parties in complex hours, by device class and time."""
     return f"""
 SELECT {detail.device(node="class_node", since_us=detail.since)}, party, sum(billed) AS units
-FROM complex_charges JOIN devices USING (device) WHERE party <> 0 AND billed <> 0
+FROM complex_charges JOIN devices USING (device) WHERE party > 0 AND billed <> 0
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
@@ -623,11 +626,12 @@ class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
 
     unresponsive: int
     unused: int
+    unknown: int
     idle: int
 
 
-# The remaining time counts first as the allocatees' time that was not billed to them, then as
-# unallocated time.
+# The remaining time counts first as the allocatees' time that was not billed to them, then as time
+# whose allocation is unknown, so that only time that is known to be unallocated is idle.
 def complex_idle_sql(detail: Detail) -> str:
     """Return the SQL of the units of complex hours that no party pays for, as `ComplexIdleRow`."""
     return f"""
@@ -635,13 +639,18 @@ WITH by_hour AS (
     SELECT device, hour_us, sum(unresponsive_part) AS unresponsive,
         sum(answering) - sum(billed) AS left_over,
         greatest(0, any_value(all_allocated)
-            - sum(CASE WHEN has_allocation THEN billed ELSE 0 END)) AS allocated
+            - sum(CASE WHEN has_allocation THEN billed ELSE 0 END)) AS allocated,
+        coalesce(sum(answering) FILTER (party = -1), 0) AS unknown
     FROM complex_charges GROUP BY device, hour_us
+), parted AS (
+    SELECT * REPLACE (least(unknown, left_over - least(left_over, allocated)) AS unknown),
+        least(left_over, allocated) AS unused
+    FROM by_hour
 )
 SELECT {detail.device(node="class_node", since_us=detail.since)},
-    sum(unresponsive) AS unresponsive, sum(least(left_over, allocated)) AS unused,
-    sum(left_over - least(left_over, allocated)) AS idle
-FROM by_hour JOIN devices USING (device)
+    sum(unresponsive) AS unresponsive, sum(unused) AS unused, sum(unknown) AS unknown,
+    sum(left_over - unused - unknown) AS idle
+FROM parted JOIN devices USING (device)
 GROUP BY ALL
 """  # noqa: S608  # our own names
 

@@ -1,12 +1,14 @@
 """The parties to which usage rows belong, and the versions of pods. Pure."""
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-PartyKind = Literal["nobody", "pod", "job", "host", "unattributed"]
+PartyKind = Literal["nobody", "unknown", "pod", "job", "host", "unattributed"]
+NO_PARTIES: Final = frozenset({"nobody", "unknown"})
+"""The kinds of rows of time that was not allocated, or whose allocation is unknown."""
 
 
 class PartyKey(NamedTuple):
-    """Identifies the party of a row: a pod, a job, the host, or none of them."""
+    """Identifies the party of a row: a pod, a job, the host, none of them, or unknown."""
 
     cluster: str
     node: str

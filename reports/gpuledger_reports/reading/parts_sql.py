@@ -169,16 +169,22 @@ def parties_sql(rows: str, detail: Detail) -> str:
     return f"""
 SELECT cluster, node, {PARTY}, {NAMED_US} AS named_us, max(namespace) AS namespace,
     max(pod) AS pod, {detail.since} AS since_us
-FROM {rows} WHERE kind <> 'nobody'
+FROM {rows} WHERE kind NOT IN ('nobody', 'unknown')
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-# Equal remainders have the same order as in complex hours: unallocated time first, then by
-# allocatee.
+# Equal remainders have the same order as in complex hours: time of unknown allocation first, then
+# unallocated time, then by allocatee.
 _IN_ORDER: Final = ", ".join(
     f"{column} NULLS FIRST"
-    for column in ("allocated_pod_uid", "allocated_namespace", "allocated_pod", "allocated_job_id")
+    for column in (
+        "allocated_pod_state IS DISTINCT FROM 'unknown'",
+        "allocated_pod_uid",
+        "allocated_namespace",
+        "allocated_pod",
+        "allocated_job_id",
+    )
 )
 
 

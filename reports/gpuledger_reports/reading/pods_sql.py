@@ -17,7 +17,7 @@ unknown."""
 
 ROWS_WITHOUT_POD_RECORD: Final = (
     "category = 'pod' AND pod_state IS DISTINCT FROM 'known'"
-    " OR category = 'idle' AND allocated_pod_state <> 'known'"
+    " OR category = 'idle' AND allocated_pod_state NOT IN ('known', 'unknown')"
 )
 """Condition on `usage_raw`: rows of pods for which the row's names do not suffice."""
 

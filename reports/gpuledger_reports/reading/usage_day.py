@@ -397,6 +397,7 @@ class _UsageDay:
                 since_us=left.since_us,
                 unresponsive=int(left.unresponsive),
                 unused=int(left.unused),
+                unknown=int(left.unknown),
                 idle=int(left.idle),
             )
             for left in self._reader.query_as(ComplexIdleRow, sql.complex_idle_sql(self._detail))

@@ -109,6 +109,7 @@ class IdleCharge(NamedTuple):
     since_us: int
     unresponsive: int
     unused: int
+    unknown: int
     idle: int
 
 

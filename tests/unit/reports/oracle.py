@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from gpuledger_reports.reading.charging_sql import UNITS
 from tests.unit.reports.stores import HOUR_NS
 
-NOBODY = ""
-KINDS = ("unused", "overhead", "idle", "no_data")
+UNKNOWN, NOBODY = "", " "
+"""The allocatees that are no tenants, in the order in which SQL sorts all allocatees."""
+KINDS = ("unused", "overhead", "idle", "no_data", "unknown")
 Row = Mapping[str, Any]
 
 
@@ -73,7 +74,8 @@ def charge_gpu_hour(
     used: dict[tuple[Any, str], int] = defaultdict(int)
     for row in rows:
         if row["category"] == "idle":
-            key = (device_of(row), row.get("allocated_pod_uid") or NOBODY)
+            nobody = UNKNOWN if row.get("allocated_pod_state") == "unknown" else NOBODY
+            key = (device_of(row), row.get("allocated_pod_uid") or nobody)
             allocated[key] += row.get("allocated_ns", 0) * factor_of(row)
             unresponsive[key] += (row.get("unresponsive_ns") or 0) * factor_of(row)
         else:
@@ -111,8 +113,9 @@ def charge_device(
     lost = {who: min(unresponsive.get(who, 0), units) for who, units in allocated.items()}
     billed["overhead"] += sum(lost.values())
     own = {who: units - lost[who] for who, units in allocated.items()}
-    free, usable = own.get(NOBODY, 0), sum(own.values())
-    holders = {who for who, units in own.items() if units and who != NOBODY}
+    unknown, usable = own.get(UNKNOWN, 0), sum(own.values())
+    free = own.get(NOBODY, 0) + unknown
+    holders = {who for who, units in own.items() if units and who not in (NOBODY, UNKNOWN)}
     claims = {}
     for who in holders:
         basis, weight, weight_of = claim_of(who)
@@ -126,7 +129,9 @@ def charge_device(
     others = {who: use for who, use in used.items() if who not in holders}
     fitting = fit(others, free)
     claims |= fitting
-    allocatees = {who: units for who, units in allocated.items() if units and who != NOBODY}
+    allocatees = {
+        who: units for who, units in allocated.items() if units and who not in (NOBODY, UNKNOWN)
+    }
     granted = fit(claims, usable)
     parts: dict[str, dict[str, int]] = defaultdict(dict)
     for user, use in others.items():
@@ -143,4 +148,7 @@ def charge_device(
     left_over = usable - sum(granted.values())
     held_back = max(0, usable - free - sum(granted[who] for who in holders))
     billed["unused"] += min(left_over, held_back)
-    billed["idle"] += left_over - min(left_over, held_back)
+    left_over -= min(left_over, held_back)
+    # Only time that is known to be unallocated is idle.
+    billed["unknown"] += min(left_over, unknown)
+    billed["idle"] += left_over - min(left_over, unknown)

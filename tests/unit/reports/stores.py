@@ -16,6 +16,7 @@ DAY = date(2026, 10, 1)
 BEGIN_US = int(datetime(2026, 10, 1, tzinfo=UTC).timestamp()) * 1_000_000
 TABLES = {table.name: table for table in (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES)}
 
+UNKNOWN = "?"
 Value = Any
 """The value of a column of any type."""
 Row = Mapping[str, Value]
@@ -44,10 +45,15 @@ def usage_row(hour: int, *, gpu: str = "GPU-a", category: str = "idle", **fields
 
 
 def allocated(hour: int, pod: str | None, allocated_ns: int = HOUR_NS, **fields: Value) -> Row:
-    """Return a row of time allocated to a pod of namespace ns, or unallocated time."""
+    """Return a row of time allocated to a pod of namespace ns, or unallocated time.
+
+    The pod `UNKNOWN` stands for time whose allocation is unknown.
+    """
     holder = (
         {}
         if pod is None
+        else {"allocated_pod_state": "unknown"}
+        if pod == UNKNOWN
         else {
             "allocated_pod_state": "known",
             "allocated_pod_uid": f"uid-{pod}",

@@ -24,6 +24,7 @@ from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     HOUR_US,
+    UNKNOWN,
     Row,
     allocated,
     inventory_row,
@@ -77,7 +78,8 @@ def rows_of_hours(draw: st.DrawFn) -> list[Row]:
             where = {**device, **draw(mismatch)}
             if "parent_uuid" not in where:
                 where |= {"compute_slices": device.get("compute_slices")}
-            for pod in draw(st.lists(st.one_of(st.none(), pods), max_size=3, unique=True)):
+            allocatees = st.one_of(st.sampled_from([None, UNKNOWN]), pods)
+            for pod in draw(st.lists(allocatees, max_size=3, unique=True)):
                 length = draw(lengths)
                 unresponsive = draw(st.sampled_from([None, None, 0, length // 2, length]))
                 rows.append(allocated(hour, pod, length, unresponsive_ns=unresponsive, **where))
@@ -100,6 +102,9 @@ inventories = st.sampled_from(
 )
 
 
+_IDLE = {"nobody": "idle", "unknown": "unknown"}
+
+
 def charged_by_store(store: str, claims: dict[str, Claim]) -> Charged:
     """Return the units of both kinds, as SQL calculates them."""
 
@@ -113,14 +118,15 @@ def charged_by_store(store: str, claims: dict[str, Claim]) -> Charged:
     for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
         for row in day.usage:
             if row.is_allocated:
-                billed[row.party.uid or "idle"] += row.allocated - row.unresponsive
+                billed[row.party.uid or _IDLE[row.party.kind]] += row.allocated - row.unresponsive
                 billed["overhead"] += row.unresponsive
         for charge in day.charges:
-            who = charge.party.uid or ("idle" if charge.party.kind == "nobody" else "overhead")
+            who = charge.party.uid or _IDLE.get(charge.party.kind, "overhead")
             billed["overhead" if charge.is_unresponsive else who] += charge.units
         for idle in day.idle:
             billed["overhead"] += idle.unresponsive
             billed["unused"] += idle.unused
+            billed["unknown"] += idle.unknown
             billed["idle"] += idle.idle
         for use in day.by_others:
             pair = (use.user.uid or "", use.allocatee.uid or "")
