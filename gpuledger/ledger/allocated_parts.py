@@ -91,6 +91,8 @@ class AllocatedParts(NamedTuple):
     """The whole device, the denominator of all parts."""
     is_rest_unknown: bool = False
     """Whether the part of no container or job is unknown, because the kubelet does not answer."""
+    is_scaled: bool = False
+    """Whether more than the device is allocated, so that each part was divided by their sum."""
 
 
 UNALLOCATED_PARTS: Final = AllocatedParts([(None, 1)], 1)
@@ -247,7 +249,7 @@ def _beside_jobs(allocated: AllocatedParts, jobs: Sequence[str]) -> AllocatedPar
     if not parts:
         return AllocatedParts([(job, 1) for job in jobs], number)
     total = sum(part for _, part in parts) + whole * number
-    return AllocatedParts([*parts, *((job, whole) for job in jobs)], total)
+    return AllocatedParts([*parts, *((job, whole) for job in jobs)], total, is_scaled=True)
 
 
 def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
@@ -289,9 +291,9 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
 def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
     """Return the container of each GPU that is allocated as a whole, by the GPU's UUID.
 
-    Leaves out allocations of parts of a GPU and allocations with admin access. If several
-    allocations are for the same GPU, the last one counts. In these cases, the result has fewer
-    items than `allocations`.
+    Leaves out allocations of parts of a GPU and allocations with admin access, and all but one of
+    several allocations of the same GPU. In these cases, the result has fewer items than
+    `allocations`.
     """
     return {
         allocation.gpu_uuid: (allocation.namespace, allocation.pod, allocation.container)
@@ -413,7 +415,7 @@ def _normalised(
     total = sum(allocated.values())
     if total < common:
         found.append((None, common - total))
-    return AllocatedParts(found, max(common, total))
+    return AllocatedParts(found, max(common, total), is_scaled=total > common)
 
 
 def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> None:

@@ -239,8 +239,8 @@ METHOD: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_method_info",
-            help="Method by which the quantity (`busy`, `memory`, `energy`) was split among the"
-            " device's entries. Always 1.",
+            help="Method by which the quantity (`busy`, `memory`, `energy`, `allocated`) was split"
+            " among the device's entries. Always 1.",
             over_interval=OverInterval.LAST,
         ),
     ),

@@ -38,7 +38,7 @@ from gpuledger.records.bounds import (
     Word,
     at_most,
 )
-from gpuledger.records.events import Category, Entry, MemoryMethod, PodState
+from gpuledger.records.events import AllocatedMethod, Category, Entry, MemoryMethod, PodState
 from gpuledger.records.readings import BusyMethod, EnergyMethod
 
 
@@ -372,6 +372,15 @@ COLUMNS: Final = (
         bounds=EnergyMethod,
         optional=True,
         meaning="How the energy of the device's rows was determined; absent if it is not known.",
+    ),
+    Column(
+        name="allocated_method",
+        type=ColumnType.CODE,
+        source="books.allocated_method",
+        bounds=AllocatedMethod,
+        optional=True,
+        meaning="`scaled` if more than the device is allocated, such as the whole GPU to two"
+        " containers, so that each part is divided by the sum of the parts.",
     ),
     Column(
         name="ingested_time_ns",

@@ -82,6 +82,8 @@ _Memory = tuple[str | None, int | str]
 instance or the instance's UUID."""
 _NODE_GROUP: Final = SeriesGroup(NODE, ())
 _NOT_ALLOCATED: Final = AllocationLabels()
+_QUANTITIES: Final = ("busy", "memory", "energy", "allocated")
+"""The quantities whose methods are series, by their names there."""
 _INFO: Final[SeriesValues] = (1.0,)
 _UNAPPORTIONED: Final = (None,) * len(UNKNOWN)
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
@@ -375,12 +377,17 @@ def _container_labels(user: PodOfEntry) -> ContainerLabels:
 
 def _methods_of(books: GpuBooks, device: _DeviceGroups) -> dict[SeriesGroup, SeriesValues]:
     """Return the info series with the methods by which the quantities were determined."""
-    methods = (books.busy_method, books.memory_method, energy_method_of(books))
+    methods = (
+        books.busy_method,
+        books.memory_method,
+        energy_method_of(books),
+        books.allocated_method,
+    )
     if device.methods != methods:
         device.methods, uuid = methods, books.reading.uuid
         device.of_methods = {
             SeriesGroup(METHOD, (uuid, quantity, method.value)): _INFO
-            for quantity, method in zip(("busy", "memory", "energy"), methods, strict=True)
+            for quantity, method in zip(_QUANTITIES, methods, strict=True)
             if method is not None
         }
     return device.of_methods

@@ -30,6 +30,7 @@ from gpuledger.records.counters import (
     WaitingUse,
 )
 from gpuledger.records.events import (
+    AllocatedMethod,
     Category,
     Entry,
     EventAllocation,
@@ -69,6 +70,7 @@ from gpuledger.records.samples import (
 )
 
 __all__ = [
+    "AllocatedMethod",
     "AttributedIncident",
     "BootProgress",
     "BusyMethod",

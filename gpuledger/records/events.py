@@ -64,6 +64,12 @@ class MemoryMethod(OpenEnum):
     UNIFIED = "unified"
 
 
+class AllocatedMethod(OpenEnum):
+    """How the allocated time of a device's entries was determined."""
+
+    SCALED = "scaled"
+
+
 class IdleDrawSource(OpenEnum):
     """Source of the GPU's idle draw, its power without work, by which the energy was split."""
 
@@ -217,6 +223,9 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     energy_method: EnergyMethod | None = None
     """For a MIG instance, whose own reading lacks it: how the energy of its GPU was determined. Its
     entries have a part of that energy. Absent without energy."""
+    allocated_method: AllocatedMethod | None = None
+    """`scaled` if more than the device is allocated, such as the whole GPU to two containers: each
+    part is divided by the sum of the parts. Otherwise absent."""
     idle_draw_milliwatts: Natural | None = None
     """The GPU's idle draw from the table, if the split of energy used it; absent if the reading has
     the GPU's own idle draw."""

@@ -247,6 +247,24 @@ def test_a_user_without_a_name_may_be_the_allocatee(promtool: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("method", "samples", "fires"),
+    [("scaled", "1+0x240", True), ("scaled", "_x225 1+0x15", False), ("other", "1+0x240", False)],
+)
+def test_a_gpu_that_is_allocated_twice_fires_after_ten_minutes(
+    method: str, samples: str, *, fires: bool, promtool: Path, tmp_path: Path
+) -> None:
+    series = {
+        "gpuledger_gpu_method_info": (
+            GPU | {"quantity": "allocated", "method": method},
+            samples,
+        ),
+        "gpuledger_gpu_info": (GPU | {"gpu_index": "0"}, "1+0x240"),
+    }
+    found = fires_at_the_end("GpuAllocatedTwice", series, promtool, tmp_path, interval="15s")
+    assert found is fires
+
+
+@pytest.mark.parametrize(
     ("deleted", "busy", "fires"),
     [
         ("uid-user", "0.05+0x240", True),

@@ -55,6 +55,7 @@ from gpuledger.ledger.division import (
 from gpuledger.ledger.entries import UNKNOWN_SLICES, DeviceSlices
 from gpuledger.ledger.quantities import rates_of
 from gpuledger.records import (
+    AllocatedMethod,
     BusyMethod,
     Category,
     ContainerRef,
@@ -84,6 +85,7 @@ _MEASURED: Final = MemoryMethod.MEASURED
 _SCALED: Final = MemoryMethod.SCALED
 _APPORTIONED: Final = MemoryMethod.APPORTIONED
 _UNIFIED: Final = MemoryMethod.UNIFIED
+_ALLOCATED_SCALED: Final = AllocatedMethod.SCALED
 _DRAW_MEASURED: Final = IdleDrawSource.MEASURED
 _DRAW_OF_TABLE: Final = IdleDrawSource.TABLE
 
@@ -332,6 +334,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         ),
         busy_method=None if busy is None else _busy_method(busy, reading),
         memory_method=None if memory is None else memory.method,
+        allocated_method=_ALLOCATED_SCALED if allocated.is_scaled else None,
         energy_method=None
         if energy is None or reading.energy_method is not None
         else energy.method,

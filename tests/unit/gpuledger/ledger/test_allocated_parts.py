@@ -167,6 +167,49 @@ def test_half_of_a_device_with_one_pod_and_two_jobs_belongs_to_the_pod() -> None
     assert (list(row.parts), row.whole) == ([(0, 2), ("7", 1), ("8", 1)], 4)
 
 
+@pytest.mark.parametrize(
+    ("pods", "jobs", "parts", "is_scaled"),
+    [
+        (["p"], [], [(0, 1)], False),
+        (["p", "p"], [], [(0, 1)], False),
+        (["p", "q"], [], [(0, 1), (1, 1)], True),
+        (["p", "q", "p"], [], [(0, 1), (1, 1)], True),
+        ([], ["7", "8"], [("7", 1), ("8", 1)], False),
+        (["p"], ["7"], [(0, 1), ("7", 1)], True),
+    ],
+    ids=[
+        "one pod",
+        "one pod twice",
+        "two pods",
+        "two pods, one of them twice",
+        "two jobs, which share it",
+        "a pod and a job",
+    ],
+)
+@pytest.mark.parametrize("others", [[], [allocated("GPU-b", "z", gpu_uuid="GPU-b")]])
+def test_allocatees_of_the_same_whole_gpu_have_equal_parts_and_that_is_noted(
+    pods: list[str],
+    jobs: list[str],
+    parts: list[tuple[int | str, int]],
+    *,
+    is_scaled: bool,
+    others: list[DeviceAllocation],
+) -> None:
+    """As with a broken device plugin, or a pod that the kubelet still lists after its end."""
+    allocations = [allocated(pod=pod) for pod in pods]
+    gpus = [PHYSICAL_GPU, GpuReading(uuid="GPU-b", index=1)]
+    for given in (allocations + others, others + allocations[::-1]):
+        sample = replace(
+            tick(given),
+            gpus=gpus,
+            job_allocations=[JobAllocation(gpu_uuid="GPU-a", job_id=job) for job in jobs],
+        )
+        row, other = find_allocated_parts(sample)
+        assert (row.parts, row.is_scaled) == (parts, is_scaled)
+        assert row.whole == sum(part for _, part in row.parts)
+        assert not other.is_scaled
+
+
 def test_too_many_jobs_are_refused_and_not_booked() -> None:
     """Anyone may write a tick, and each row of a partitioned GPU would have all its jobs."""
     jobs = [JobAllocation(gpu_uuid="GPU-a", job_id=str(number)) for number in range(4096)]
