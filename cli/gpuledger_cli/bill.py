@@ -42,6 +42,7 @@ from gpuledger_reports.presenting.output import (
     file_columns,
     file_rows,
     hours_text,
+    scaled_text,
     unknown_text,
     unlisted_text,
     usage_text,
@@ -557,7 +558,8 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
             f"gpuledger: --by {name}: no line item has a value; check the spelling, and whether"
             " podwatch keeps this label\n"
         )
-    for text in (usage_text(made), unlisted_text(made), unknown_text(made)):
+    notes = (usage_text(made), unlisted_text(made), unknown_text(made), scaled_text(made))
+    for text in notes:
         if text:
             sys.stderr.write(f"gpuledger: {text}\n")
     if made.removed_until_us is not None:

@@ -374,15 +374,6 @@ COLUMNS: Final = (
         meaning="How the energy of the device's rows was determined; absent if it is not known.",
     ),
     Column(
-        name="allocated_method",
-        type=ColumnType.CODE,
-        source="books.allocated_method",
-        bounds=AllocatedMethod,
-        optional=True,
-        meaning="`scaled` if more than the device is allocated, such as the whole GPU to two"
-        " containers, so that each part is divided by the sum of the parts.",
-    ),
-    Column(
         name="ingested_time_ns",
         type=ColumnType.SEQUENCE,
         source="origin.ingested_time_ns",
@@ -508,6 +499,15 @@ COLUMNS: Final = (
         bounds=Annotations,
         optional=True,
         meaning="Annotations of that namespace that podwatch is configured to keep.",
+    ),
+    Column(
+        name="allocated_method",
+        type=ColumnType.CODE,
+        source="books.allocated_method",
+        bounds=AllocatedMethod,
+        optional=True,
+        meaning="`scaled` if more than the device is allocated, such as the whole GPU to two"
+        " containers, so that each part is divided by the sum of the parts.",
     ),
 )
 TOPIC_COLUMNS: Final = tuple(column for column in COLUMNS if column.bounds is not None)

@@ -80,8 +80,9 @@ def _usage(name: str, *, period: str, description: str) -> TableSchema:
             *_number("busy_ns", "measured_busy_ns"),
             *_number("memory_byte_ns", "measured_memory_byte_ns", kind=_BYTE_TIME),
             *_number("energy_millijoules", "measured_energy_millijoules"),
-            # `unresponsive_ns` is the part of `allocated_ns` in which the device did not answer.
-            *_number("allocated_ns", "unresponsive_ns"),
+            # `unresponsive_ns` is the part of `allocated_ns` in which the device did not answer,
+            # `scaled_allocated_ns` the part in which more than the device was allocated.
+            *_number("allocated_ns", "unresponsive_ns", "scaled_allocated_ns"),
             *_number("sm_active_ns", "tensor_active_ns", "dram_active_ns"),
             *_number("sample_count", nullable=False),
             *_number("kafka_partition", kind=DataType.int32(), nullable=False),

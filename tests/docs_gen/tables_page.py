@@ -52,6 +52,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "measured_energy_millijoules": "Part of `energy_millijoules` with method `counter`, even if the"
     " energy of a shared device was divided by busy time.",
     "unresponsive_ns": "Part of `allocated_ns` in which the device did not respond.",
+    "scaled_allocated_ns": "Part of `allocated_ns` in which more than the device was allocated.",
     "sample_count": "Number of entries of samples that ended in the period.",
     "first_offset": "First offset of the range that contains the row's events.",
     "last_offset": "Last offset of the range that contains the row's events.",

@@ -32,6 +32,7 @@ from gpuledger_reports.presenting.bill_charts import (
 from gpuledger_reports.presenting.output import (
     efficiency_text,
     hours_text,
+    scaled_text,
     state_of,
     unknown_text,
     unlisted_text,
@@ -84,7 +85,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str
         state=_state_text(bill),
         change=change_since_close(bill, closed),
         usage_text=usage_text(bill),
-        notes=list(filter(None, (unlisted_text(bill), unknown_text(bill)))),
+        notes=list(filter(None, (unlisted_text(bill), unknown_text(bill), scaled_text(bill)))),
         command=command,
         style=style,
         script=script,

@@ -95,6 +95,19 @@ def unknown_text(bill: Bill) -> str | None:
     )
 
 
+def scaled_text(bill: Bill) -> str | None:
+    """Return a note if more than the whole of some GPUs was allocated, otherwise `None`."""
+    if not bill.scaled_gpus:
+        return None
+    (_, node), gpu = min(bill.scaled_gpus)
+    others = len(bill.scaled_gpus) - 1
+    also = f" and of {others} other {'GPU' if others == 1 else 'GPUs'}" if others else ""
+    return (
+        f"more than all of {gpu} on {node}{also} was allocated, so each pod or job pays only for a"
+        " part; see the alert GpuAllocatedTwice"
+    )
+
+
 def as_json(bill: Bill) -> str:
     """Return a bill as one JSON object, with a newline at the end."""
     digits = minor_digits(bill.currency)
@@ -129,6 +142,7 @@ def as_json(bill: Bill) -> str:
         "unlisted_gpus": len(bill.unlisted_gpus),
         "unlisted_gpu_seconds": gpu_seconds(bill.unlisted_units),
         "unknown_gpu_seconds": gpu_seconds(bill.unknown_units),
+        "scaled_gpus": len(bill.scaled_gpus),
         "unpriced_gpu_seconds": {
             model: gpu_seconds(units) for model, units in bill.unpriced.items()
         },

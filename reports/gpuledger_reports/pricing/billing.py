@@ -148,6 +148,8 @@ class Bill:
     """Billed time in hours in which the inventory does not list the GPU."""
     unlisted_gpus: frozenset[tuple[Node, str]]
     """The GPUs of these hours."""
+    scaled_gpus: frozenset[tuple[Node, str]]
+    """The GPUs that were allocated more than once at a time."""
     unknown_units: int
     """Billed time for which the kubelet did not report the allocation."""
     unpriced: dict[str, int]
@@ -390,6 +392,7 @@ class BillMaker:
             excess_units=tally.excess,
             unlisted_units=tally.unlisted,
             unlisted_gpus=frozenset(tally.unlisted_gpus),
+            scaled_gpus=frozenset(tally.scaled_gpus),
             unknown_units=tally.unknown,
             unpriced=tally.unpriced,
             budgets=[],

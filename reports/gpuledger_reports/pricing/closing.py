@@ -342,6 +342,7 @@ def standing_bill(
         excess_units=0,
         unlisted_units=0,
         unlisted_gpus=frozenset(),
+        scaled_gpus=frozenset(),
         unknown_units=0,
         unpriced={},
         budgets=[],

@@ -102,17 +102,19 @@ def rows_sql(relation: str, *, period: str, slices: str) -> str:
         f"gpu_{slices}_slices AS gpu_compute_slices",
     )
     as_slices = f"{slices}_slices AS slices, gpu_{slices}_slices AS gpu_slices"
-    return (
-        f"SELECT * REPLACE ({', '.join(counted)}), {as_slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
-    )
+    # Files of older versions lack the column.
+    rows = f"({relation} UNION ALL BY NAME SELECT NULL::BIGINT AS scaled_allocated_ns WHERE false)"
+    return f"SELECT * REPLACE ({', '.join(counted)}), {as_slices}, {hour} AS hour_us FROM {rows}"  # noqa: S608  # quoted files
 
 
 UNRESPONSIVE_FLAG: Final = 1
 FREE_FLAG: Final = 2
 USED_FLAG: Final = 4
+SCALED_FLAG: Final = 8
 ROWS: Final = f"""
 CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
-    CASE WHEN unresponsive_ns > 0 THEN {UNRESPONSIVE_FLAG} ELSE 0 END | CASE
+    CASE WHEN unresponsive_ns > 0 THEN {UNRESPONSIVE_FLAG} ELSE 0 END
+    | CASE WHEN scaled_allocated_ns > 0 THEN {SCALED_FLAG} ELSE 0 END | CASE
         WHEN category <> 'idle' THEN CASE WHEN busy_ns > 0 THEN {USED_FLAG} ELSE 0 END
         WHEN coalesce(allocated_pod_state, 'unknown') = 'unknown' AND allocated_job_id IS NULL
             AND allocated_ns > 0 THEN {FREE_FLAG} ELSE 0 END AS flags,
@@ -367,7 +369,7 @@ SELECT device, hour_us, gpu_id, is_partitioned, is_listed, covered, present,
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
         OR (covered > present AND (flags & {UNRESPONSIVE_FLAG} <> 0 OR is_partitioned))
         OR covered > {_LONGEST_NS * UNITS} AS is_complex,
-    idle_rows > 1 AS is_shared
+    idle_rows > 1 AS is_shared, flags & {SCALED_FLAG} <> 0 AS is_scaled
 FROM limited
 """  # noqa: S608  # our own names
 
@@ -475,12 +477,17 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-def unlisted_sql(detail: Detail) -> str:
-    """Return the SQL of the physical GPUs with ticks in hours in which the inventory lacks them."""
+UNLISTED: Final = "NOT is_listed AND covered > 0"
+"""Condition on `device_hours`: the GPU has ticks, but is not in the inventory."""
+SCALED: Final = "is_scaled"
+"""Condition on `device_hours`: more than the device was allocated."""
+
+
+def gpus_sql(condition: str, detail: Detail) -> str:
+    """Return the SQL of the physical GPUs with hours that fulfil a condition."""
     return f"""
-SELECT DISTINCT cluster, node, coalesce(parent_uuid, gpu_uuid) AS physical_gpu,
-    {detail.since} AS since_us
-FROM device_hours JOIN devices USING (device) WHERE NOT is_listed AND covered > 0
+SELECT DISTINCT cluster, node, physical_gpu, {detail.since} AS since_us
+FROM device_hours JOIN devices USING (device) WHERE {condition}
 """  # noqa: S608  # our own names
 
 

@@ -67,12 +67,12 @@ from gpuledger_reports.reading.usage_sums import (
     Change,
     DaySums,
     DeviceClass,
+    GpuInHour,
     IdleCharge,
     Needs,
     PartyBasis,
     PartyCharge,
     PhysicalGpuTime,
-    UnlistedGpu,
     UsageReader,
     UsageRow,
     UsageSum,
@@ -226,8 +226,10 @@ class _UsageDay:
                 found = covered[device, row.since_us]
                 found[:] = (found[0] + row.listed, found[1] + row.covered, found[2] + row.excess)
         physical_gpus = self._physical_gpus(covered)
-        unlisted = self._unlisted() if any(each.unlisted for each in physical_gpus) else []
-        return DaySums(usage, charges, idle, by_others, physical_gpus, unlisted)
+        has_unlisted = any(each.unlisted for each in physical_gpus)
+        unlisted = self._gpus_with(sql.UNLISTED) if has_unlisted else []
+        scaled = self._gpus_with(sql.SCALED) if self._has_rows else []
+        return DaySums(usage, charges, idle, by_others, physical_gpus, unlisted, scaled)
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
         if not self._open_rows():
@@ -500,10 +502,12 @@ class _UsageDay:
             physical_gpus.append(PhysicalGpuTime(*key, total, int(capped), int(excess), unlisted))
         return physical_gpus
 
-    def _unlisted(self) -> list[UnlistedGpu]:
+    def _gpus_with(self, condition: str) -> list[GpuInHour]:
         return [
-            UnlistedGpu((cluster, node), physical_gpu, since_us)
-            for cluster, node, physical_gpu, since_us in self._query(sql.unlisted_sql(self._detail))
+            GpuInHour((cluster, node), physical_gpu, since_us)
+            for cluster, node, physical_gpu, since_us in self._query(
+                sql.gpus_sql(condition, self._detail)
+            )
         ]
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:

@@ -144,8 +144,8 @@ class PhysicalGpuTime(NamedTuple):
     """The part of `covered` in hours in which the inventory does not list the GPU."""
 
 
-class UnlistedGpu(NamedTuple):
-    """A physical GPU with ticks in an hour in which the inventory does not list it."""
+class GpuInHour(NamedTuple):
+    """A physical GPU in an hour to which a bill draws attention."""
 
     node: Node
     physical_gpu: str
@@ -162,7 +162,10 @@ class DaySums(NamedTuple):
     idle: list[IdleCharge]
     by_others: list[UsedByOthers]
     physical_gpus: list[PhysicalGpuTime]
-    unlisted: list[UnlistedGpu]
+    unlisted: list[GpuInHour]
+    """GPUs with ticks that the inventory does not list."""
+    scaled: list[GpuInHour]
+    """GPUs that were allocated more than once at a time."""
 
     def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
         """Divide the sums by period; yield each period's index in `begins_us`, and its sums.
@@ -170,7 +173,7 @@ class DaySums(NamedTuple):
         `begins_us` are the starts of the periods; each lasts until the next one. Periods without
         rows are left out. Raises ValueError if a row is before the first period.
         """
-        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], [], [], []))
+        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], [], [], [], []))
         for name in self._fields:
             for row in getattr(self, name):
                 number = bisect_right(begins_us, row.since_us) - 1

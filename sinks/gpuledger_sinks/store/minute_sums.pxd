@@ -4,7 +4,7 @@ cimport cython
 cdef class Sums:
     cdef public object busy_ns, measured_busy_ns, memory_byte_ns, measured_memory_byte_ns
     cdef public object energy_millijoules, measured_energy_millijoules, allocated_ns, unresponsive_ns
-    cdef public object sm_active_ns, tensor_active_ns, dram_active_ns
+    cdef public object scaled_allocated_ns, sm_active_ns, tensor_active_ns, dram_active_ns
     cdef public long long sample_count, first_offset, last_offset
     cdef public object ingested_time_ns
     cpdef add(
@@ -29,7 +29,7 @@ cdef class Booking:
     cdef public list owners
     cdef public tuple device
     cdef public object end_ns, interval_ns
-    cdef public bint is_unresponsive, is_tick, measures_busy, measures_memory, measures_energy
+    cdef public bint is_scaled, is_unresponsive, is_tick, measures_busy, measures_memory, measures_energy
 
 cdef class MinuteSums:
     cdef dict _nodes

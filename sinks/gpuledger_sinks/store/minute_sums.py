@@ -100,6 +100,7 @@ class Sums:
         "measured_memory_byte_ns",
         "memory_byte_ns",
         "sample_count",
+        "scaled_allocated_ns",
         "sm_active_ns",
         "tensor_active_ns",
         "unresponsive_ns",
@@ -113,7 +114,7 @@ class Sums:
         self.energy_millijoules: int | None = None
         self.measured_energy_millijoules = 0
         self.allocated_ns: int | None = None
-        self.unresponsive_ns = 0
+        self.unresponsive_ns = self.scaled_allocated_ns = 0
         self.sm_active_ns: int | None = None
         self.tensor_active_ns: int | None = None
         self.dram_active_ns: int | None = None
@@ -146,6 +147,8 @@ class Sums:
             self.allocated_ns = plus(self.allocated_ns, allocated_ns)
             if booking.is_unresponsive:
                 self.unresponsive_ns += allocated_ns
+            if booking.is_scaled:
+                self.scaled_allocated_ns += allocated_ns
 
     def add_active(self, amounts: Sequence[int | None]) -> None:
         """Add an entry's amounts from hardware counters, in the order of `APPORTIONED`."""
@@ -234,6 +237,7 @@ class Booking:
         "end_ns",
         "entries",
         "interval_ns",
+        "is_scaled",
         "is_tick",
         "is_unresponsive",
         "measures_busy",
@@ -260,7 +264,7 @@ class Booking:
         self.active: Sequence[Any] = ()
         """Each entry's amounts from the GPU's hardware counters; empty if there are none."""
         self.end_ns, self.interval_ns = end_ns, interval_ns
-        self.is_tick = self.is_unresponsive = False
+        self.is_tick = self.is_unresponsive = self.is_scaled = False
         self.measures_busy = self.measures_memory = self.measures_energy = False
 
 
@@ -287,6 +291,7 @@ def bookings_of(event: GpuEvent) -> list[Booking]:
 def _of_tick(books: GpuBooks, event: GpuEvent) -> Booking:
     booking = Booking(books, books.entries, end_ns=event.time_ns, interval_ns=event.interval_ns)
     booking.is_tick, booking.is_unresponsive = True, books.gap_ns is not None
+    booking.is_scaled = books.allocated_method is not None
     booking.measures_busy = is_one_of(books.busy_method, MEASURED_BUSY)
     booking.measures_memory = is_one_of(books.memory_method, MEASURED_MEMORY)
     booking.measures_energy = is_one_of(energy_method_of(books), MEASURED_ENERGY)
@@ -449,6 +454,7 @@ def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> li
         None if energy is None else sums.measured_energy_millijoules,
         allocated_ns,
         None if allocated_ns is None else sums.unresponsive_ns,
+        None if allocated_ns is None else sums.scaled_allocated_ns,
         sums.sm_active_ns,
         sums.tensor_active_ns,
         sums.dram_active_ns,

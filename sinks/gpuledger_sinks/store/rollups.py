@@ -63,6 +63,7 @@ _SUMS: Final = (
     "measured_energy_millijoules",
     "allocated_ns",
     "unresponsive_ns",
+    "scaled_allocated_ns",
     "sm_active_ns",
     "tensor_active_ns",
     "dram_active_ns",

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuledger.errors import ArgumentError
+from gpuledger_reports.presenting.output import scaled_text
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
 from gpuledger_reports.reading.charging_sql import UNITS
@@ -80,6 +81,20 @@ def test_a_tenant_pays_for_allocated_time_and_its_unused_cost_is_shown(tmp_path:
     assert line.unused_cost == Fraction(21, 4)
     assert bill.asset_cost == bill.line_cost == Decimal(14)
     assert bill.data_coverage_ratio == Fraction(1)
+
+
+@pytest.mark.parametrize("has_column", [True, False])
+def test_a_bill_names_gpus_of_which_more_than_the_whole_was_allocated(
+    tmp_path: Path, *, has_column: bool
+) -> None:
+    half = HOUR_NS // 2
+    scaled = {"scaled_allocated_ns": half} if has_column else {}
+    store = store_of(tmp_path, *(allocated(0, pod, half, **scaled) for pod in "ab"))
+    bill = bill_of(store, hours=1)
+    assert costs(bill) == {"a": "3.50", "b": "3.50"}
+    assert bill.scaled_gpus == ({(("prod", "n"), "GPU-a")} if has_column else set())
+    note = scaled_text(bill)
+    assert all(word in note for word in ("GPU-a", "n")) if note else not has_column
 
 
 def test_an_hour_of_an_instance_costs_its_share_of_slices(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.ledger.entries import booked_entries
 from gpuledger.records import (
+    AllocatedMethod,
     BusyMethod,
     Category,
     EnergyMethod,
@@ -114,6 +115,7 @@ _BOOKS = st.builds(
     memory_method=st.none() | st.sampled_from(MemoryMethod),
     energy_method=st.none() | st.sampled_from(EnergyMethod),
     gap_ns=st.none() | st.just(1),
+    allocated_method=st.none() | st.sampled_from(AllocatedMethod),
 )
 _LATE_ADJUSTMENTS = st.builds(
     lambda until_ns, length_ns, busy_ns, **values: LateAdjustment(
@@ -205,6 +207,8 @@ def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]
                     yield owner, f"measured_{name}", amount
                 if name == "allocated_ns" and each.books.gap_ns is not None:
                     yield owner, "unresponsive_ns", amount
+                if name == "allocated_ns" and each.books.allocated_method is not None:
+                    yield owner, "scaled_allocated_ns", amount
 
 
 def summed(of: Sequence[GpuEvent]) -> Counter[tuple[tuple[Any, ...], str]]:
@@ -221,7 +225,7 @@ def found(rows: Sequence[dict[str, Any]]) -> Counter[tuple[tuple[Any, ...], str]
     sums: Counter[tuple[tuple[Any, ...], str]] = Counter()
     for row in rows:
         owner = tuple(row[name] for name in OWNERS)
-        for name in (*SUMMED, *MEASURED, "unresponsive_ns"):
+        for name in (*SUMMED, *MEASURED, "unresponsive_ns", "scaled_allocated_ns"):
             if row[name] is not None:
                 sums[owner, name] += row[name]
     return sums
