@@ -8,6 +8,7 @@ driver that is easiest to read.
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 ProcessForm = Literal["windows", "mean", "newest", "mean_of_used", "zero", "absent"]
 
@@ -31,6 +32,18 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     windows and stores no more of them."""
     dry_after_seconds: Annotated[float, Meta(ge=0, le=60)] = 3.0
     """Idle seconds after which a `dry` ring buffer is emptied."""
+    lost_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Share of the utilization windows that the ring buffer loses, used or not."""
+    late_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Time between the end of a window and its appearance, in the ring buffer and as the rate."""
+    busy_late_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Additional such time if the GPU was busy for the last second, in proportion if less."""
+    process_window_seconds: Annotated[float, Meta(ge=0.02, le=10)] | None = None
+    """Length of the windows of process utilization; default: that of the utilization windows."""
+    process_lost_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Share of the samples per process and window that the driver loses."""
+    process_late_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """How much later process samples appear than those of utilization."""
     empty_answer: Literal["not_found", "success"] = "not_found"
     """Result if there are no samples: an error, or success with a size of zero."""
     processes: ProcessForm = "windows"
@@ -60,6 +73,15 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whether the caller may see MIG instances, as with `NVIDIA_MIG_MONITOR_DEVICES=all` in a
     container with SYS_ADMIN. If not, a MIG-partitioned GPU returns neither handles of instances nor
     its own processes and memory."""
+
+    def of_processes(self) -> "DriverModel":
+        """Return a model whose utilization windows are this model's windows of processes."""
+        return replace(
+            self,
+            window_seconds=self.process_window_seconds or self.window_seconds,
+            lost_ratio=0.0,
+            late_seconds=self.late_seconds + self.process_late_seconds,
+        )
 
     @property
     def has_plain_lists(self) -> bool:

@@ -8,6 +8,7 @@ again from the ground truth.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from threading import Lock
 from typing import Final
 
@@ -64,6 +65,8 @@ class SamplingWindows:
         self._ring: deque[int] = deque(maxlen=driver.ring_samples)
         """For `skipped`: the numbers of the latest used windows, up to window `_filled_until`."""
         self._filled_until = 0
+        self._shown_ns: int | None = None
+        """Until when windows have appeared, if the driver is late."""
         self._lock = Lock()
 
     def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[DriverWindow]:
@@ -71,7 +74,7 @@ class SamplingWindows:
 
         The driver's sampling started before the scenario; windows before the scenario are idle.
         """
-        driver, newest = self._driver, now_ns // self._period_ns
+        driver, newest = self._driver, self._newest(now_ns)
         # Older windows have been overwritten, as in the driver's ring buffer.
         oldest = newest - driver.ring_samples + 1
         if driver.ring_idle == "skipped":
@@ -83,14 +86,15 @@ class SamplingWindows:
         found: list[DriverWindow] = []
         for number in numbers:
             if self._stamp_us(number * self._period_ns) > last_seen_us:
-                found.append(self._window(number))
+                if not self._is_lost(driver.lost_ratio, number):
+                    found.append(self._window(number))
             elif driver.ring_idle == "skipped":
                 break  # older windows may cover hours
         return found[::-1]
 
     def latest(self, now_ns: int) -> DriverWindow:
-        """Return the newest completed window."""
-        return self._window(now_ns // self._period_ns)
+        """Return the newest completed window that has appeared."""
+        return self._window(self._newest(now_ns))
 
     def gpu_percent(self, window: DriverWindow) -> int:
         """Return the share of the window in which a kernel ran, in percent."""
@@ -148,13 +152,33 @@ class SamplingWindows:
                 if newest.timestamp_us > last_seen_us
             ]
         windows = self.newer_than(last_seen_us, now_ns=now_ns)
-        samples = [one for window in windows for one in self.process_samples(window)]
+        samples = [
+            one
+            for window in windows
+            for one in self.process_samples(window)
+            if not self._is_lost(self._driver.process_lost_ratio, window.end_ns, one.pid)
+        ]
         if form == "windows":
             return samples
         own: dict[int, list[SimulatedProcessSample]] = {}
         for sample in samples:
             own.setdefault(sample.pid, []).append(sample)
         return [self._join(of_one, windows) for of_one in own.values()]
+
+    def _newest(self, now_ns: int) -> int:
+        """Return the number of the newest completed window that has appeared."""
+        driver = self._driver
+        if driver.late_seconds or driver.busy_late_seconds:
+            busy_ns = self._gpu.device_busy_ns(now_ns - NS_PER_SECOND, now_ns)
+            late_ns = driver.late_seconds * NS_PER_SECOND + driver.busy_late_seconds * busy_ns
+            now_ns -= round(late_ns)
+            # A window that has appeared remains.
+            now_ns = now_ns if self._shown_ns is None else max(self._shown_ns, now_ns)
+            self._shown_ns = now_ns
+        return now_ns // self._period_ns
+
+    def _is_lost(self, ratio: float, *key: int) -> bool:
+        return ratio > 0 and Random(hash(key)).random() < ratio  # noqa: S311  # a scenario, no secret
 
     def _join(
         self, samples: Sequence[SimulatedProcessSample], windows: Sequence[DriverWindow]

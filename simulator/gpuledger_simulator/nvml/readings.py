@@ -203,7 +203,7 @@ class Utilization(Subject):
         model reports an empty list as success. nvidia-ml-py also raises code 0 in that case.
         """
         found = []
-        windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
+        windows, now_ns = self._session.process_windows_of(handle), self._session.since_epoch_ns()
         for sample in windows.list_process_samples(timeStamp, now_ns=now_ns):
             struct = pynvml.c_nvmlProcessUtilizationSample_t()
             struct.pid = sample.pid

@@ -55,13 +55,21 @@ class Session:
         self.driver_loaded_ns = -uptime_ns
         self.shown_ns = shown_ns
         self.driver = driver
-        if driver.window_seconds is not None:
-            sample_period_ns = round(driver.window_seconds * NS_PER_SECOND)
         stamp_us = self.stamp_us if driver.stamps == "wall" else self._stamp_since_boot_us
-        self._windows = [
-            SamplingWindows(gpu, period_ns=sample_period_ns, stamp_us=stamp_us, driver=driver)
-            for gpu in gpus
-        ]
+        self._windows, self._process_windows = (
+            [
+                SamplingWindows(
+                    gpu,
+                    period_ns=sample_period_ns
+                    if model.window_seconds is None
+                    else round(model.window_seconds * NS_PER_SECOND),
+                    stamp_us=stamp_us,
+                    driver=model,
+                )
+                for gpu in gpus
+            ]
+            for model in (driver, driver.of_processes())
+        )
         self.incidents = incidents
         self.event_support = event_support
         self.users = 0
@@ -99,8 +107,12 @@ class Session:
         return self.gpus[handle.index]
 
     def windows_of(self, handle: Handle) -> SamplingWindows:
-        """Return the driver's sampling windows of a GPU."""
+        """Return the driver's sampling windows of a GPU's utilization."""
         return self._windows[self.gpu(handle).facts.index]
+
+    def process_windows_of(self, handle: Handle) -> SamplingWindows:
+        """Return the driver's sampling windows of the processes on a GPU."""
+        return self._process_windows[self.gpu(handle).facts.index]
 
     def check_open(self) -> None:
         """Raise Uninitialized if the library is not open."""

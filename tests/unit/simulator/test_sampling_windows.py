@@ -75,6 +75,24 @@ def test_hours_of_an_idle_gpu_take_no_memory(ring_idle: str) -> None:
     )
 
 
+def test_a_late_driver_shows_each_window_later_and_hides_none_again() -> None:
+    windows = windows_of(played((1, 60)), late_seconds=2.0, busy_late_seconds=3.0)
+    shown_ns = 0
+    for now_ns in range(5 * SECOND_NS, 70 * SECOND_NS, SECOND_NS // 4):
+        end_ns = windows.latest(now_ns).end_ns
+        assert now_ns - 5 * SECOND_NS - PERIOD_NS < end_ns <= now_ns - 2 * SECOND_NS
+        assert end_ns >= shown_ns
+        shown_ns = end_ns
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 0.5])
+def test_a_driver_loses_the_same_windows_in_each_answer(ratio: float) -> None:
+    windows = windows_of(played((1, 60)), lost_ratio=ratio, ring_samples=300)
+    found = windows.newer_than(0, now_ns=60 * SECOND_NS)
+    assert len(found) == pytest.approx(300 * (1 - ratio), abs=30)
+    assert found == windows.newer_than(0, now_ns=60 * SECOND_NS)
+
+
 @pytest.mark.parametrize(
     ("form", "is_of_the_last_window"), [("mean", True), ("mean_of_used", False), ("newest", False)]
 )
