@@ -4,7 +4,7 @@ A class of runs defines what happens on the GPU, a driver how it is reported, an
 an agent reports. A figure is the worst of a cell of these three over all windows of 60 seconds.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -48,6 +48,12 @@ DRIVERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mean, windows of 1 s": {"processes": "mean", "window_seconds": 1.0},
     "newest, idle left out": {"processes": "newest", "ring_idle": "skipped", "stamps": "boot"},
     "from submission to end": {"process_time": "submitted"},
+    "a fifth of the windows lost": {"lost_ratio": 0.2},
+    "windows 2 s late": {"late_seconds": 2.0},
+    "windows 2 to 5 s late": {"late_seconds": 2.0, "busy_late_seconds": 3.0},
+    "half of the process windows lost": {"process_lost_ratio": 0.5},
+    "process windows 1 s late": {"process_late_seconds": 1.0},
+    "process windows of 1 s": {"process_window_seconds": 1.0},
     "process use reads 0": {"processes": "zero"},
     "no process use": {"processes": "absent"},
 }
@@ -269,6 +275,16 @@ UNMEASURED: Final = frozenset({"process use reads 0", "no process use"})
 """Drivers that do not report each process's use of a shared GPU."""
 CLAIMS: Final = frozenset({BusyMethod.EXCLUSIVE, BusyMethod.PROCESS_UTILIZATION})
 """Methods that claim to measure GPU-seconds."""
+ESTIMATED: Final = {
+    "a fifth of the windows lost": 0.02,
+    "windows 2 s late": 0.04,
+    "windows 2 to 5 s late": 0.07,
+    "half of the process windows lost": 0.08,
+    "process windows 1 s late": 0.13,
+    "process windows of 1 s": 0.11,
+}
+"""Drivers whose windows are missing, late or of different lengths, so that GPU-seconds are
+estimates; each with the bound of its error."""
 MODELLED: Final = frozenset({"from submission to end"})
 """Drivers whose process samples exceed the device's use: a model converts them to shares."""
 
@@ -381,6 +397,8 @@ class Errors:
     """The largest error of GPU-seconds in the ticks whose methods claim to measure them."""
     unknown: float
     """Fraction of the ticks without a known busy time."""
+    methods: Sequence[str]
+    """How busy time was determined, most frequent first."""
 
 
 def errors_of(played: Played, *, sampling_interval_seconds: float) -> Errors:
@@ -390,7 +408,8 @@ def errors_of(played: Played, *, sampling_interval_seconds: float) -> Errors:
     usual_seconds = max(sampling_interval_seconds, lengths[len(lengths) // 2])
     count, first = round(WINDOW_SECONDS / usual_seconds), round(LEAD_SECONDS / usual_seconds)
     booked, true, known = played.booked(), played.true(), played.is_known()
-    claims = [bool(methods & CLAIMS) for methods in played.methods()]
+    methods = played.methods()
+    claims = [bool(of_tick & CLAIMS) for of_tick in methods]
     found: list[Amounts] = []
     claimed = 0.0
     for begin in range(first, len(booked) - count + 1):
@@ -410,6 +429,11 @@ def errors_of(played: Played, *, sampling_interval_seconds: float) -> Errors:
         largest=Amounts(*(max(column, default=0.0) for column in zip(*found, strict=True))),
         mean=Amounts(*(sum(column) / len(found) for column in zip(*found, strict=True))),
         claimed=claimed,
+        methods=[
+            str(method)
+            for method, _ in Counter(chain.from_iterable(methods[first:])).most_common()
+            if method is not None
+        ],
         unknown=known[first:].count(False) / max(1, len(known[first:])),
     )
 

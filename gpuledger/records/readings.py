@@ -383,12 +383,13 @@ class BusyMethod(OpenEnum):
     """The driver sampled only the MPS server. Its use was split into equal parts, one per client.
     If the driver lists no clients, the server has all use."""
     PARTIAL_SAMPLES = "partial_samples"
-    """The driver's samples show only a part of the processes' use, and were fitted to the device's
-    busy time. They add up to far less than that time, or each sampling window has a sample of only
-    one process. Or a sample describes an unknown part of several windows, or a pid was reused."""
+    """The driver's samples show only a part of the processes' use, now or often before, and were
+    fitted to the device's busy time. They add up to far less than that time, or each sampling
+    window has a sample of only one process. Or a sample describes an unknown part of several
+    windows, or a pid was reused."""
     SAMPLED = "sampled"
-    """The driver's answers describe only a part of the interval. The rest was estimated from that
-    part."""
+    """The driver's answers describe only a part of the interval, from which the rest was estimated.
+    Or they come so late that busy time may belong to an earlier interval."""
 
 
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):

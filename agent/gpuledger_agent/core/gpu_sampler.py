@@ -18,7 +18,7 @@ In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts UNRESPONSIVE
 fast polls read samples that the driver would discard before the next tick. `take` stores these
 samples in `_polled` until a tick covers their time.
 
-The sampler learns four properties of the driver from its answers, and keeps them in every state:
+The sampler learns these properties of the driver from its answers, and keeps them in every state:
 
 - `one_sample_each`: the driver returns one sample per process for the whole time since the last
   query, not one per window. Two samples of one process in an answer disprove this. Windows in which
@@ -29,6 +29,11 @@ The sampler learns four properties of the driver from its answers, and keeps the
 - `skips_idle`: the driver returns no sample for idle windows. The utilization rates reveal this,
   because they always describe the latest window.
 - `window`: the length of the driver's sampling windows.
+- `lateness`: how long after its window a sample may come. Ticks end earlier by that time.
+- `loses_windows`: the driver returns no samples of some used windows. Samples of processes in such
+  windows reveal this. The mean of the other windows then applies to all.
+- `loses_uses`: the driver returns no process samples of some used windows, or samples of other
+  windows than the GPU's. The sums of the samples in many windows reveal this.
 
 A GPU is watched closely, by frequent fast polls, for 10 s after a process started or ended, or
 after a tick with a gap in its samples. It is also watched closely while several containers share
@@ -70,6 +75,7 @@ from gpuledger_agent.core.normalize.fields import (
     ReadFields,
     read_fields,
 )
+from gpuledger_agent.core.normalize.lateness import Lateness
 from gpuledger_agent.core.normalize.shares import (
     GoneProcess,
     ProcessUsage,
@@ -109,6 +115,18 @@ the window in which a process ends."""
 _SWITCHES_TO_LEARN: Final = 20
 """Number of consecutive windows with different processes, so that `one_process_each` is confirmed.
 """
+_LOST_TO_LEARN: Final = 3
+"""Number of windows with a process's sample but without the GPU's, so that `loses_windows` is
+confirmed."""
+_MAX_LOST_RATIO: Final = 0.01
+"""Part of the windows with process samples up to which the driver counts as losing none."""
+_USED_TO_LEARN: Final = 20
+"""Number of windows in which a shared GPU was used, so that `loses_uses` can be confirmed."""
+_MAX_SHORT_RATIO: Final = 0.2
+"""Part of these windows in which process samples may fall short of the GPU's use, because the
+driver has no sample of the window in which a process ends."""
+_WINDOWS_KEPT: Final = 1000
+"""Number of these windows after which older ones count half."""
 _USED_PERCENT: Final = 5
 """Utilization up to which the shares of several processes may each round to zero."""
 _WATCHED_NS: Final = 10 * NS_PER_SECOND
@@ -236,6 +254,8 @@ class GpuSampler:
         known."""
         self.skips_idle = False
         """Whether the driver returns no samples of idle windows."""
+        self.lateness = Lateness()
+        """How late the driver's samples come."""
         self.is_shared = False
         """Whether several containers, or a container and the host, use the GPU."""
         self.reading: GpuReading | None = None
@@ -248,7 +268,9 @@ class GpuSampler:
         self._has_rates_only = False
         self._is_set_back = False
         self._missing_windows = 0
+        self._sampled_windows = self._lost_windows = 0
         self._switches = 0
+        self._used_windows = self._short_windows = 0
         self._watched_ns: int | None = None
         self._listed: frozenset[int] | None = None
         self._answered_ns = 0
@@ -256,6 +278,18 @@ class GpuSampler:
         """Rarely queried readings (`_RARE`) of answers that were not published as a tick, such as a
         GPU's first answers. The next tick reports them, because the next health query comes much
         later."""
+
+    @property
+    def loses_windows(self) -> bool:
+        """Whether the driver returns no samples of some windows in which the GPU was used."""
+        lost = self._lost_windows
+        return lost >= _LOST_TO_LEARN and lost > _MAX_LOST_RATIO * self._sampled_windows
+
+    @property
+    def loses_uses(self) -> bool:
+        """Whether the driver returns no samples of some windows in which a process ran."""
+        used = self._used_windows
+        return used >= _USED_TO_LEARN and self._short_windows > _MAX_SHORT_RATIO * used
 
     # Queries.
 
@@ -325,6 +359,8 @@ class GpuSampler:
         """
         now_ns, validator = at.monotonic_ns, Validator()
         raw = self._with_unreported(raw, is_reported=is_reported)
+        if set_back_now_us is not None:
+            self.lateness = self.lateness.interrupt()
         raw = self._take_samples(raw, at, since_us=self._requested.process_us)
         # A partitioned GPU lists the processes of its instances.
         is_physical_gpu = not (raw.mig_enabled or raw.instance)
@@ -360,8 +396,10 @@ class GpuSampler:
         )
         # Includes processes that only a fast poll between the two ticks has seen.
         listed = {**was.processes, **polled.processes}
-        gone = self._find_gone(was, listed, running, clock, now_ns)
-        returned = self._find_returned(was, running, clock, now_ns)
+        # Energy and lists are not late, so they are compared with the time that samples lag behind.
+        by_wall = clock and self.lateness.correct(clock, wall_us=at.time_ns / NS_PER_US)
+        gone = self._find_gone(was, listed, running, by_wall, now_ns)
+        returned = self._find_returned(was, running, by_wall, now_ns)
         self._has_rates_only = raw.samples is None and raw.percent is not None
         if self._has_rates_only:
             rate = _mean_rate(polled.rates, since_ns=was.read_ns or now_ns - interval_ns)
@@ -370,7 +408,7 @@ class GpuSampler:
         energy = self._measure_energy(
             raw,
             fields,
-            cover_end_ns=now_ns - _lag_ns(clock, cover),
+            cover_end_ns=now_ns - _lag_ns(by_wall, cover),
             interval_ns=interval_ns,
             is_free=not running and not gone and _is_free(raw, fields),
             utilization_ratio=ratio,
@@ -390,9 +428,11 @@ class GpuSampler:
             learns=set_back_now_us is None,
             validator=validator,
         )
+        if set_back_now_us is None:
+            self._count_windows(shares)
         self.last = LastTick(
             read_ns=now_ns,
-            last_seen=_next_cursor(was.last_seen, clock, cover, shares),
+            last_seen=_next_cursor(was.last_seen, clock, polled, shares),
             clock=clock,
             window_us=shares.window_us,
             processes=running,
@@ -415,13 +455,10 @@ class GpuSampler:
             fields,
             energy,
             ratio,
-            busy_method=BusyMethod.SAMPLED
-            if self._has_rates_only or (raw.samples is not None and (cover.is_estimate or resumes))
-            else BusyMethod.EQUAL_TURNS
-            if shares.overlaps
-            else BusyMethod.PARTIAL_SAMPLES
-            if shares.falls_short or shares.are_coarse or self.one_process_each
-            else None,
+            busy_method=self._find_method(
+                shares,
+                is_estimate=raw.samples is not None and (cover.is_estimate or resumes),
+            ),
             validator=validator,
         )
         return GpuTick(
@@ -445,6 +482,7 @@ class GpuSampler:
         self.last, self.is_shared = LastTick(), False
         self.drop_polled()
         self.idle, self.window = self.idle.interrupt(), self.window.interrupt()
+        self.lateness = self.lateness.interrupt()
 
     def drop_polled(self) -> None:
         """Drop the answers of all fast polls since the last tick, because one of them was unusable.
@@ -472,7 +510,7 @@ class GpuSampler:
         if unresponsive_ns <= max_silence_ns:
             newest_us = max(newest_us, was.newest_us)
             return replace(last, unresponsive_ns=unresponsive_ns, newest_us=newest_us)
-        self.window = self.window.interrupt()
+        self.window, self.lateness = self.window.interrupt(), self.lateness.interrupt()
         # Earlier stamps may be from either timeline.
         since_us = set_back_now_us or 0
         cursor = SampleCursor(gpu_us=since_us, memory_us=since_us, process_us=since_us)
@@ -508,6 +546,9 @@ class GpuSampler:
         if last.clock:
             # The driver's windows up to here are closed: it returns no further samples of them.
             closed_us = last.clock.closed_us((at.monotonic_ns - last.read_ns) / NS_PER_US)
+        given = answer.sampled or AnswerTime(at.monotonic_ns, at.monotonic_ns)
+        if samples is not None:
+            self._learn_lateness(samples, given, at)
         if uses is not None:
             newest_us = _newest(uses if samples is None else samples, since_us)
             for use in self._with_spans(uses, samples or (), since_us, newest_us, window_us):
@@ -520,16 +561,32 @@ class GpuSampler:
                 gpu_us=_newest(samples, before.gpu_us),
                 memory_us=_newest(answer.memory_samples, before.memory_us),
                 # Otherwise the next mean would include idle time that is already accounted for.
-                process_us=max(newest_us, before.process_us, int(closed_us or 0)),
+                process_us=max(
+                    newest_us, before.process_us, int((closed_us or 0) - self.lateness.late_us)
+                ),
             )
         polled.memory.update((one.timestamp_us, one) for one in answer.memory_samples or ())
         if samples is not None:
             polled.gpu.update((one.timestamp_us, one) for one in samples)
-            given = answer.sampled or AnswerTime(at.monotonic_ns, at.monotonic_ns)
             self._follow_rates(answer.percent, given, closed_us)
         elif answer.percent is not None:
             polled.rates[at.monotonic_ns] = answer.percent
         return answer
+
+    def _learn_lateness(
+        self, samples: Sequence[UtilizationSample], given: AnswerTime, at: ClockReading
+    ) -> None:
+        """Learn how late the samples of an answer come, which was given at `given`."""
+        before = self.lateness.late_us
+        self.lateness = self.lateness.learn(
+            (sample.timestamp_us for sample in samples),
+            given=given,
+            wall_us=(at.time_ns + given.requested_ns - at.monotonic_ns) / NS_PER_US,
+            window_us=self.window.usual_us,
+        )
+        if self.lateness.late_us > before:
+            # The windows that were missing had not come yet.
+            self.skips_idle = False
 
     def _follow_rates(
         self, rate_percent: int | None, given: AnswerTime, closed_us: float | None
@@ -549,6 +606,8 @@ class GpuSampler:
             closed_us=closed_us,
             window_us=self.window.length_us,
             skips_idle=self.skips_idle,
+            late_us=self.lateness.late_us,
+            loses_windows=self.loses_windows,
         )
         if newest and newest.percent and rate_percent == 0:
             polled.idle_after.add(newest_us)
@@ -586,6 +645,9 @@ class GpuSampler:
             )
             if self._missing_windows >= _WINDOWS_TO_LEARN:
                 self.one_sample_each = True
+                if any(use.sm_percent for use in uses):
+                    # Frequent polls will show the other windows.
+                    self._used_windows = self._short_windows = 0
         if not self.one_sample_each:
             return uses
         if round((newest_us - since_us) / (window_us or USUAL_WINDOW_US)) > 1:
@@ -717,7 +779,40 @@ class GpuSampler:
             interval_ns=interval_ns,
             now_ns=now_ns,
             is_one_timeline=is_one_timeline,
+            late_us=self.lateness.late_us,
+            loses_windows=self.loses_windows,
         )
+
+    def _find_method(self, shares: Shares, *, is_estimate: bool) -> BusyMethod | None:
+        """Return how shares were derived, if the samples do not simply contain them.
+
+        `is_estimate` tells whether the samples of this tick describe only a part of its time.
+        """
+        if is_estimate or self._has_rates_only or self.lateness.is_late or self.loses_windows:
+            return BusyMethod.SAMPLED
+        if shares.overlaps:
+            return BusyMethod.EQUAL_TURNS
+        is_partial = (
+            shares.falls_short or shares.are_coarse or self.loses_uses or self.one_process_each
+        )
+        return BusyMethod.PARTIAL_SAMPLES if is_partial else None
+
+    def _count_windows(self, shares: Shares) -> None:
+        """Learn `loses_windows` and `loses_uses` from a tick's samples."""
+        self._sampled_windows += shares.sampled_windows
+        self._lost_windows += shares.lost_windows
+        if self._sampled_windows > _WINDOWS_KEPT:
+            self._sampled_windows //= 2
+            self._lost_windows //= 2
+        if self.loses_windows:
+            # The windows that were missing were not idle.
+            self.skips_idle = False
+        if not self.one_sample_each or self.is_shared:
+            self._used_windows += shares.used_windows
+            self._short_windows += shares.short_windows
+            if self._used_windows > _WINDOWS_KEPT:
+                self._used_windows //= 2
+                self._short_windows //= 2
 
     def _find_gone(
         self,
@@ -951,19 +1046,19 @@ def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
 
 
 def _next_cursor(
-    since: SampleCursor, clock: DriverClock | None, cover: Cover, shares: Shares
+    since: SampleCursor, clock: DriverClock | None, polled: _Polled, shares: Shares
 ) -> SampleCursor:
     """Return the position from which the next tick must query samples.
 
-    The next tick thus reads windows again that this tick covers only in part. `since` is the
-    position of this tick.
+    The next tick thus reads windows again that this tick covers only in part, and samples that come
+    late. `since` is the position of this tick.
     """
     newest_us = max(since.process_us, shares.newest_us)
     if clock is None:
         return replace(since, process_us=newest_us)
     covered_us = int(clock.covered_us)
-    gpu_ends = (window.end_us for window in cover.gpu if window.end_us <= covered_us)
-    memory_ends = (window.end_us for window in cover.memory if window.end_us <= covered_us)
+    gpu_ends = (end_us for end_us in polled.gpu if end_us <= covered_us)
+    memory_ends = (end_us for end_us in polled.memory if end_us <= covered_us)
     return SampleCursor(
         gpu_us=max(gpu_ends, default=since.gpu_us),
         memory_us=max(memory_ends, default=since.memory_us),

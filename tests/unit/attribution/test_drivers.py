@@ -34,6 +34,7 @@ from tests.ticks import take_fast_polls, tick_of
 from tests.truth_runs import (
     CLASSES,
     DRIVERS,
+    ESTIMATED,
     FURTHER,
     MODELLED,
     RUN_SECONDS,
@@ -47,7 +48,7 @@ from tests.truth_runs import (
 
 PAGE = (Path(__file__).parents[3] / "docs" / "concepts" / "accuracy.md").read_text()
 SHARED = [kind for kind in CLASSES if not kind.startswith("one pod")]
-MEASURED = [name for name in DRIVERS if name not in UNMEASURED | MODELLED]
+MEASURED = [name for name in DRIVERS if name not in UNMEASURED | MODELLED | set(ESTIMATED)]
 JOULES = ["each window", "mean since the question", "windows of 1 s"]
 
 
@@ -166,6 +167,16 @@ def test_with_ticks_of_a_second_hardly_any_time_is_unknown(driver: str, kind: st
     errors = errors_in(kind, driver)
     assert errors.largest.busy_ns <= 0.006
     assert errors.unknown <= 0.02
+
+
+@pytest.mark.parametrize(("driver", "kind"), cells([*MEASURED, *ESTIMATED]))
+def test_a_method_that_claims_to_measure_is_right_to_one_percent(driver: str, kind: str) -> None:
+    assert errors_in(kind, driver).claimed <= 0.01
+
+
+@pytest.mark.parametrize(("driver", "kind"), cells([*ESTIMATED]))
+def test_the_error_of_an_estimate_stays_within_its_bound(driver: str, kind: str) -> None:
+    assert errors_in(kind, driver).largest.busy_ns <= ESTIMATED[driver]
 
 
 @pytest.mark.parametrize("driver", sorted(MODELLED))

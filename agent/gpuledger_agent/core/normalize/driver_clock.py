@@ -40,8 +40,8 @@ _MAX_LAG_WINDOWS: Final = 2
 # If the newest sample is older than this, the driver omitted later ones. The excess over 1 allows
 # for a window that is about to close, and for stamps that jitter by a hundredth of a window.
 _BEHIND_WINDOWS: Final = 1.1
-# Maximum drift between two clocks of one machine.
-_DRIFT_RATIO: Final = 0.0005
+DRIFT_RATIO: Final = 0.0005
+"""Maximum drift between two clocks of one machine."""
 # Bounds that contradict each other by more than this part of a window belong to different clocks.
 _MAX_CONTRADICTION: Final = 0.5
 # Maximum part of the covered time without samples that does not count as a gap, because stamps
@@ -66,11 +66,11 @@ class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
         Windows that end at or before this time have certainly closed by then.
         """
-        return self.earliest_us + elapsed_us * (1 - _DRIFT_RATIO)
+        return self.earliest_us + elapsed_us * (1 - DRIFT_RATIO)
 
     def latest_before_us(self, elapsed_us: float) -> float:
         """Return the clock's maximum at `elapsed_us` before the tick."""
-        return self.latest_us - elapsed_us * (1 - _DRIFT_RATIO)
+        return self.latest_us - elapsed_us * (1 - DRIFT_RATIO)
 
 
 class Freshness(Enum):
@@ -99,6 +99,8 @@ def freshness(
     closed_us: float | None,
     window_us: float | None,
     skips_idle: bool,
+    late_us: float = 0.0,
+    loses_windows: bool = False,
 ) -> Freshness:
     """Return whether the sample with the stamp `newest_us` belongs to the latest window.
 
@@ -106,11 +108,16 @@ def freshness(
     `rate_percent` is the utilization in the latest window, queried before the samples; `None` if
     the driver does not report it. By our clock, all windows up to `closed_us` have closed.
     `window_us` is the length of a window; if it is `None`, the maximum length is assumed.
-    `skips_idle` is whether the driver is known to return no samples of idle windows.
+    `skips_idle` is whether the driver is known to return no samples of idle windows, `late_us` how
+    late its samples have come, and `loses_windows` whether it loses samples of used windows.
     """
-    is_behind = bool(closed_us) and (
-        (closed_us or 0) - newest_us > _BEHIND_WINDOWS * (window_us or LONGEST_WINDOW_US)
-    )
+    behind_us = closed_us - newest_us if closed_us else 0.0
+    window_us = window_us or LONGEST_WINDOW_US
+    is_behind = behind_us > _BEHIND_WINDOWS * window_us
+    if is_behind and late_us:
+        loses_windows |= bool(rate_percent) or behind_us <= late_us + _MAX_LAG_WINDOWS * window_us
+    if is_behind and loses_windows:
+        return Freshness.UNKNOWN
     if is_behind and rate_percent:
         # Even drivers that omit windows return samples for those with use.
         return Freshness.LEAPT
@@ -142,6 +149,7 @@ def advance(
     interval_us: float,
     is_latest: bool = True,
     shown: tuple[float, float] | None = None,
+    wait_us: float = 0.0,
 ) -> tuple[DriverClock, Interval]:
     """Return the driver's clock at a tick, and the interval of that clock that the tick covers.
 
@@ -149,17 +157,17 @@ def advance(
     time between the two ticks. If the driver's clock jumps, the covered interval jumps too. If
     `is_latest` is false, the driver has omitted windows that closed after `newest_us`. `shown` is
     the minimum and maximum of the driver's clock now, derived from earlier stamps; `None` if no
-    earlier stamp shows them.
+    earlier stamp shows them. `wait_us` is how late samples come.
     """
     fresh = shown or (float(newest_us), newest_us + window_us)
     earliest_us, latest_us = _bounds(
         before, fresh, window_us, interval_us, is_known=is_latest or shown is not None
     )
-    end_us = (earliest_us + latest_us) / 2 - LAG_WINDOWS * window_us
+    end_us = (earliest_us + latest_us) / 2 - LAG_WINDOWS * window_us - wait_us
     if is_latest:
         # If the answer came late, its newest window closed after the interval.
         closed_us = min(newest_us, latest_us)
-        end_us = min(max(end_us, closed_us - _MAX_LAG_WINDOWS * window_us), closed_us)
+        end_us = min(max(end_us, closed_us - _MAX_LAG_WINDOWS * window_us - wait_us), closed_us)
     if before:
         # Covered time stays covered, even if the driver's clock jumped back.
         end_us = max(end_us, before.covered_us)
@@ -184,7 +192,7 @@ def _bounds(
     """
     if before is None:
         return fresh
-    drift_us = interval_us * _DRIFT_RATIO
+    drift_us = interval_us * DRIFT_RATIO
     earliest_us = max(fresh[0], before.earliest_us + interval_us - drift_us)
     latest_us = before.latest_us + interval_us + drift_us
     if is_known:
@@ -232,6 +240,8 @@ def find_cover(
     interval_ns: int,
     now_ns: int,
     is_one_timeline: bool,
+    late_us: float = 0.0,
+    loses_windows: bool = False,
 ) -> tuple[DriverClock | None, Cover]:
     """Return the driver's clock at a tick, and the time that the tick covers with its windows.
 
@@ -239,7 +249,9 @@ def find_cover(
     tick. `window` is the present estimate of the window length, and `known_window_us` the length
     assumed in the previous tick. `newest` is whether the newest sample belongs to the latest
     window. `synced` is the last answer that showed the clock; `None` if no answer has shown it. If
-    `is_one_timeline` is false, some stamps may be from before the clock was set back.
+    `is_one_timeline` is false, some stamps may be from before the clock was set back. `late_us` is
+    how late samples come. If `loses_windows`, the driver loses samples at random, so the mean of
+    the others applies to the whole time.
     """
     clock, interval, has_leapt = before, None, False
     window_us, interval_us = window.usual_us, interval_ns / 1000
@@ -252,6 +264,7 @@ def find_cover(
             interval_us=interval_us,
             is_latest=newest in OF_LATEST,
             shown=_shown_by(synced, window_us, now_ns) if synced and is_one_timeline else None,
+            wait_us=late_us,
         )
         has_leapt = _has_leapt(before, clock, window_us, interval_us)
         if has_leapt and interval.end_us - interval.start_us > interval_us + window_us:
@@ -268,7 +281,9 @@ def find_cover(
     if of_gpu and interval and not has_leapt:
         # If the clock jumped, some of its time never passed.
         covered_us = interval.end_us - interval.start_us
-        has_gap = covered_us - known_us > _MAX_GAP_WINDOWS * window_us
+        has_gap = covered_us - known_us > _MAX_GAP_WINDOWS * window_us and not loses_windows
+        # While the wait for late samples begins, ticks cover no time.
+        has_gap |= bool(late_us) and not covered_us
     # If the window's length is in doubt, it is unknown which time between the samples was idle.
     has_gap |= window.is_doubtful
     # The time covered so far was computed with windows that were assumed too short.
@@ -290,9 +305,9 @@ def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, 
     # A GPU may answer long after the query: the stamps are from some time in between.
     since_answered_us = (now_ns - synced.given.answered_ns) / 1000
     since_request_us = (now_ns - synced.given.requested_ns) / 1000
-    earliest_us = synced.newest_us + since_answered_us - abs(since_answered_us) * _DRIFT_RATIO
+    earliest_us = synced.newest_us + since_answered_us - abs(since_answered_us) * DRIFT_RATIO
     latest_us = (
-        synced.newest_us + window_us + since_request_us + abs(since_request_us) * _DRIFT_RATIO
+        synced.newest_us + window_us + since_request_us + abs(since_request_us) * DRIFT_RATIO
     )
     return earliest_us, latest_us
 

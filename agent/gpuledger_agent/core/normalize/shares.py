@@ -10,10 +10,12 @@ Two kinds of samples do not describe a process's own use and are corrected here:
 to more than the GPU's use (`take_turns`), and samples of an MPS server (`share_server`).
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from math import prod
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -43,6 +45,8 @@ _MIN_WINDOW_US: Final = 10_000
 _AHEAD_US: Final = 60_000_000
 # Two lengths that differ by less than this ratio are the same length, measured twice.
 _SAME_PERIOD_RATIO: Final = 0.2
+# A sample that covers a longer time than this, in windows, covers several.
+_MAX_SPAN: Final = 1.5
 # Rounding errs by up to half a percent, truncation by up to one.
 _ROUNDING_PERCENT: Final = 1
 # A sample of more than this many windows is not of a single window.
@@ -104,6 +108,16 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     overlaps: bool = False
     """Whether the processes' samples added up to more than the GPU's use, so that `take_turns`
     corrected them."""
+    sampled_windows: int = 0
+    """Number of windows in the covered time with samples of processes."""
+    lost_windows: int = 0
+    """Number of these windows without a sample of the GPU."""
+    used_windows: int = 0
+    """Number of windows in the covered time in which the GPU was used by more than rounding hides.
+    """
+    short_windows: int = 0
+    """Number of these windows in which the processes' samples add up to less than the GPU's use, by
+    more than rounding explains."""
     falls_short: bool = False
     """Whether the processes' samples add up to less than the GPU's use, by more than rounding and
     ended processes explain."""
@@ -210,6 +224,8 @@ def apportion(
                 decoder_ratio=decoder_ratio,
             )
         )
+    sampled_windows, lost_windows = _count_lost(kept, cover, window_us)
+    used_windows, short_windows = _count_short(kept, cover, window_us, len(processes))
     if returned and gpu_ratio is not None and is_known:
         usages = _with_last_windows(usages, returned, gpu_ratio)
     return Shares(
@@ -218,6 +234,10 @@ def apportion(
         window_us=window_us,
         dropped=dropped,
         overlaps=bool(percents),
+        sampled_windows=sampled_windows,
+        lost_windows=lost_windows,
+        used_windows=used_windows,
+        short_windows=short_windows,
         falls_short=gpu_ratio is not None and _falls_short(usages, gpu_ratio),
         are_coarse=are_coarse,
     )
@@ -241,6 +261,64 @@ def _with_last_windows(
         else usage
         for usage in usages
     ]
+
+
+def _count_lost(
+    kept: Mapping[int, Sequence[ProcessUtilizationSample]], cover: Cover, window_us: int | None
+) -> tuple[int, int]:
+    """Return the numbers of windows with process samples and of those without a GPU's sample."""
+    if cover.interval is None or window_us is None or not cover.gpu:
+        return 0, 0
+    sampled: set[int] = set()
+    lost: set[int] = set()
+    margin_us = window_us / 10
+    for sample in (one for own in kept.values() for one in own):
+        start_us, end_us = sample.timestamp_us - window_us, sample.timestamp_us
+        if (
+            sample.sm_percent > _ROUNDING_PERCENT
+            and not sample.since_us
+            and cover.interval.start_us <= start_us
+            and end_us <= cover.interval.end_us
+        ):
+            sampled.add(end_us)
+            if not _is_used(cover.gpu, start_us + margin_us, end_us - margin_us):
+                lost.add(end_us)
+    return len(sampled), len(lost)
+
+
+def _count_short(
+    kept: Mapping[int, Sequence[ProcessUtilizationSample]],
+    cover: Cover,
+    window_us: int | None,
+    processes: int,
+) -> tuple[int, int]:
+    """Return the numbers of used windows and of those in which process samples fall short."""
+    interval, sums = cover.interval, Counter[int]()
+    if interval is None or not cover.gpu:
+        return 0, 0
+    width_us = window_us or USUAL_WINDOW_US
+    for sample in (one for own in kept.values() for one in own):
+        if sample.since_us and sample.timestamp_us - sample.since_us > _MAX_SPAN * width_us:
+            # A sample of several windows shows nothing about a single one.
+            return 0, 0
+        if window := window_at(cover.gpu, sample.timestamp_us - width_us // 2):
+            sums[window.end_us] += sample.sm_percent
+    hidden = _ROUNDING_PERCENT * (processes + 1)
+    used = [
+        window
+        for window in cover.gpu
+        if interval.start_us <= window.start_us
+        and window.end_us <= interval.end_us
+        and window.percent > hidden
+    ]
+    return len(used), sum(window.percent - sums[window.end_us] > hidden for window in used)
+
+
+def _is_used(windows: Sequence[SampledWindow], start_us: float, end_us: float) -> bool:
+    """Return whether the GPU has a sample above 0 % of a window that overlaps this time."""
+    first = bisect_left(windows, start_us, key=attrgetter("end_us"))
+    found = takewhile(lambda window: window.start_us < end_us, islice(windows, first, None))
+    return any(window.percent for window in found)
 
 
 def _falls_short(usages: Sequence[ProcessUsage], gpu_ratio: float) -> bool:

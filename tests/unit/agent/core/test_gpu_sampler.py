@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuledger.records import ProcessKind
+from gpuledger.records import BusyMethod, ProcessKind
 from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick, LastTick
 from gpuledger_agent.core.normalize.driver_clock import DriverClock
 from gpuledger_agent.core.normalize.shares import GoneProcess, ProcessUsage
@@ -114,6 +114,50 @@ def test_a_window_on_the_border_of_two_ticks_is_split_between_them() -> None:
         assert tick.reading.utilization_ratio == share
         assert tick.reading.memory_utilization_ratio == share
         assert usage(tick, 7).sm_ratio == share
+
+
+def second_of(
+    number: int, percents: tuple[int, ...], own: dict[int, tuple[int, ...]], lost: int | None = None
+) -> RawGpuSample:
+    """Return the answer to a tick's query each second; `lost` is a window without a sample."""
+    start, of_gpu = 5 * number, samples(*percents, start=5 * number)
+    return replace(
+        BLANK,
+        samples=tuple(one for place, one in enumerate(of_gpu) if place != lost),
+        process_samples=tuple(
+            one for pid, shares in own.items() for one in uses(pid, *shares, start=start)
+        ),
+        processes=tuple(compute(pid) for pid in own),
+    )
+
+
+def test_the_mean_of_the_other_windows_applies_to_lost_ones() -> None:
+    gpu, used = primed(window_us=WINDOW_US), (80,) * 6
+    ticks = [read(second_of(number, used, {7: used}, lost=2), gpu) for number in range(6)]
+    # A hole is unknown until process samples have shown that the GPU was used in it.
+    assert ticks[0].reading.utilization_ratio is None
+    assert ticks[-1].reading.utilization_ratio == pytest.approx(0.8)
+    assert ticks[-1].reading.busy_method is BusyMethod.SAMPLED
+
+
+@pytest.mark.parametrize(
+    ("law", "own", "method"),
+    [
+        ("samples of all windows are measured", (30,) * 6, None),
+        ("a few may be missing because of an end", (30, 30, 30, 30, 0, 30), None),
+        ("a third of the windows is more", (30, 0, 0, 0, 30, 30), BusyMethod.PARTIAL_SAMPLES),
+    ],
+)
+def test_shares_are_estimates_if_many_windows_lack_process_samples(
+    law: str, own: tuple[int, ...], method: BusyMethod | None
+) -> None:
+    gpu, whole = primed(window_us=WINDOW_US), (30,) * 6
+    for number in range(9):
+        # Not in all ticks, so that the windows count and not a tick's sum.
+        second = own if number % 2 == 0 else whole
+        read(second_of(number, (60,) * 6, {7: whole, 8: second}), gpu)
+    last = read(second_of(9, (60,) * 6, {7: whole, 8: whole}), gpu)
+    assert last.reading.busy_method == method, law
 
 
 def test_utilization_falls_back_to_the_drivers_latest_window() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -58,6 +59,23 @@ def test_the_covered_time_ends_up_one_and_a_half_windows_behind_at_any_phase_of_
         assert moments[-1] - intervals[-1].end_us == pytest.approx(1.5 * WINDOW_US, abs=25_000)
         later = [interval.end_us - interval.start_us for interval in intervals[8:]]
         assert later == pytest.approx([1_030_000] * len(later), abs=15_000)
+
+
+@given(st.lists(st.sampled_from([0.0, 3e5, 2e6, 5e6]), min_size=2, max_size=20))
+def test_a_wait_for_late_samples_neither_repeats_nor_omits_time(waits_us: list[float]) -> None:
+    time, covered_us = None, 0.0
+    for second, wait_us in enumerate(waits_us, 20):
+        time, interval = advance(
+            time,
+            newest_us=second * 10**6,
+            window_us=WINDOW_US,
+            interval_us=1e6,
+            wait_us=wait_us,
+        )
+        assert interval.start_us == covered_us or second == 20
+        assert interval.end_us == max(interval.start_us, time.covered_us)
+        assert interval.end_us <= max(interval.start_us, second * 1e6 - wait_us)
+        covered_us = interval.end_us
 
 
 @pytest.mark.parametrize("leap_us", [-700_000, 700_000, 3_600_000_000])
@@ -206,5 +224,32 @@ def test_the_rate_and_the_covered_time_show_how_fresh_the_newest_sample_is(
         closed_us=None if windows_behind is None else 10**9 + windows_behind * WINDOW_US,
         window_us=WINDOW_US,
         skips_idle=skips_idle,
+    )
+    assert found is expected, law
+
+
+@pytest.mark.parametrize(
+    ("law", "windows_behind", "rate", "driver", "expected"),
+    [
+        ("a driver that is in time is late no more", 0.5, 30, {"late_us": 1e6}, Freshness.LATEST),
+        ("a late sample has not come yet", 4.0, 0, {"late_us": 1e6}, Freshness.UNKNOWN),
+        ("whatever the rate", 4.0, 30, {"late_us": 1e6}, Freshness.UNKNOWN),
+        ("later than ever means idle", 9.0, 0, {"late_us": 1e6}, Freshness.BEHIND),
+        ("but not beside use", 9.0, 30, {"late_us": 1e6}, Freshness.UNKNOWN),
+        ("a lost sample never comes", 1.5, 30, {"loses_windows": True}, Freshness.UNKNOWN),
+        ("and does not mean idle", 1.5, 0, {"loses_windows": True}, Freshness.UNKNOWN),
+    ],
+)
+def test_a_missing_sample_of_a_late_or_lossy_driver_does_not_mean_idle(
+    law: str, windows_behind: float, rate: int, driver: dict[str, Any], expected: Freshness
+) -> None:
+    found = freshness(
+        10**9,
+        30,
+        rate_percent=rate,
+        closed_us=10**9 + windows_behind * WINDOW_US,
+        window_us=WINDOW_US,
+        skips_idle=True,
+        **driver,
     )
     assert found is expected, law
