@@ -81,7 +81,7 @@ class GatedClock(ManualClock):
             await self._opened.wait()
         await super().sleep(seconds)
 
-    async def advance_to(self, until_ns: int) -> None:
+    async def run_to(self, until_ns: int) -> None:
         """Move the gate, and wait until the clock reaches it."""
         self._gate_ns = until_ns
         self._arrived.clear()
@@ -101,7 +101,7 @@ class PlayedNode:
     settings: AgentSettings
     agent: "asyncio.Task[None] | None" = None
 
-    async def advance_to(self, until_ns: int) -> list[Record]:
+    async def run_to(self, until_ns: int) -> list[Record]:
         """Return what the agent publishes up to a time: ticks and inventories."""
         if self.agent is None:
             host = play(self.simulation.node(self.settings.node_name))
@@ -109,7 +109,7 @@ class PlayedNode:
                 host=host, bus=self.bus, settings=self.settings, readiness=Readiness()
             )
             self.agent = asyncio.create_task(running)
-        await self.clock.advance_to(until_ns)
+        await self.clock.run_to(until_ns)
         # A tick ends some windows before it is made, and a clock may have been set back.
         expected_ns = until_ns - round(3 * self.settings.sampling_interval_seconds * NS_PER_SECOND)
         found, newest_ns = list[Record](), 0
@@ -122,7 +122,7 @@ class PlayedNode:
         return found
 
     async def end(self) -> None:
-        """Stop the agent; `advance_to` starts another one."""
+        """Stop the agent; `run_to` starts another one."""
         if self.agent is not None:
             self.agent.cancel()
             await asyncio.wait({self.agent})
@@ -217,7 +217,7 @@ class Month:
             ]
             for until_ns in gates_ns:
                 for node in nodes:
-                    output = await node.advance_to(until_ns)
+                    output = await node.run_to(until_ns)
                     away = [one for one in output if self._comes_late(node, one)]
                     late += away
                     await centre.take(one for one in output if one not in away)
