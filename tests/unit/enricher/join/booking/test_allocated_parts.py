@@ -278,7 +278,7 @@ def test_the_parts_of_a_row_sum_to_the_row_and_name_each_allocatee_once(
     allocations: list[DeviceAllocation], total: int | None
 ) -> None:
     rows = [reading(memory_total_bytes=total), instance(0, 1), instance(1, 2)]
-    for parts, whole, _ in find_allocated_parts(sample(gpus=rows, allocations=allocations)):
+    for parts, whole, *_ in find_allocated_parts(sample(gpus=rows, allocations=allocations)):
         pieces = [number for _, number in parts]
         assert all(number > 0 for number in pieces)
         assert sum(pieces) == whole
