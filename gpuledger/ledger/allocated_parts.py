@@ -1,7 +1,8 @@
 """Allocation of each device of a tick, by the kubelet to containers and by a scheduler to jobs.
 
-The kubelet reports the devices that it has allocated to each container (`DeviceAllocation`). An
-allocation identifies rows of the tick in exactly one of three ways:
+The node reports the devices that are allocated to each container (`DeviceAllocation`), according to
+the kubelet or to an annotation of the pod. An allocation identifies rows of the tick in exactly one
+of three ways:
 
 - a whole GPU, by its UUID without a GPU instance: the GPU's own row;
 - a MIG instance by its UUID, in the device's id: the row with that UUID, which is only one of the
@@ -30,6 +31,7 @@ A container's part of a device is a fraction of whole numbers and does not depen
   the pieces of the device, pieces of cores to 100. A plugin divides a GPU's memory into pieces of
   one GiB or MiB, but the ids of the pieces do not contain the unit. The number of pieces therefore
   comes from the kubelet; without it, a piece is taken to be one GiB;
+- for a share that an annotation states (`share_ppm`): that share;
 - for a resource claim of several pods: an equal part for each pod, divided equally among the pod's
   containers;
 - for a claim with admin access: 0, because it leaves the device to its other users.
@@ -59,6 +61,7 @@ from math import lcm
 from typing import Final, NamedTuple
 
 from gpuledger.errors import GpuledgerError
+from gpuledger.ledger.division import PPM
 from gpuledger.records import DeviceAllocation, GpuReading, JobAllocation, NodeSample
 
 _GIB: Final = 1 << 30
@@ -130,6 +133,11 @@ def device_of(allocation: DeviceAllocation) -> DeviceKey:
     return allocation.gpu_uuid, named if is_uuid else allocation.gpu_instance
 
 
+def is_share(allocation: DeviceAllocation) -> bool:
+    """Return whether only a share of the device is allocated, not the whole device."""
+    return allocation.replica is not None or allocation.share_ppm is not None
+
+
 def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
     """Return the keys by which allocations identify a row's device; a MIG instance may have two."""
     gpu = reading.parent_uuid
@@ -149,8 +157,8 @@ def exclusive_container(
     for allocation in allocations:
         if allocation.admin_access or device_of(allocation) not in devices:
             continue
-        # A replica is never the whole device, even if it is the only allocated one.
-        if allocation.replica is not None:
+        # A share is never the whole device, even if it is the only allocated one.
+        if is_share(allocation):
             return None
         candidates.add(
             AllocatedContainer(allocation.namespace, allocation.pod, allocation.container)
@@ -299,7 +307,7 @@ def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
         allocation.gpu_uuid: (allocation.namespace, allocation.pod, allocation.container)
         for allocation in allocations
         if allocation.gpu_instance is None
-        and allocation.replica is None
+        and not is_share(allocation)
         and not allocation.admin_access
     }
 
@@ -316,11 +324,11 @@ class _Piece(NamedTuple):
     container: AllocatedContainer
     resource_name: str
     number: int
-    """Number of the kubelet's devices in this allocation."""
+    """Number of the kubelet's devices in this allocation, or its share in millionths."""
     sharers: int
     """Number of containers that share each of these devices."""
-    is_whole: bool
-    """Whether each of these devices is the whole GPU or instance."""
+    whole: int | None
+    """The number that is the whole GPU or instance; `None` if the resource defines it."""
 
 
 class _Device:
@@ -363,7 +371,7 @@ def _allocated_parts(
     if len(devices) == 1 and len(device.indices) == 1:
         # The common case: one container has the whole device.
         allocated = allocations[device.indices[0]]
-        if allocated.replica is None:
+        if not is_share(allocated):
             container = AllocatedContainer(allocated.namespace, allocated.pod, allocated.container)
             return _whole_of(positions[container])
     parts: list[tuple[_Piece, int]] = []
@@ -374,12 +382,12 @@ def _allocated_parts(
             _gather_pieces(device, allocations)
         wholes: dict[str, int] = {}
         for piece in device.pieces or ():
-            whole = wholes.get(piece.resource_name)
+            whole = piece.whole or wholes.get(piece.resource_name)
             if whole is None:
                 whole = wholes[piece.resource_name] = _pieces_of(
                     reading, device, piece.resource_name
                 )
-            parts.append((piece, piece.sharers * (1 if piece.is_whole else whole)))
+            parts.append((piece, piece.sharers * whole))
     return _normalised(positions, parts)
 
 
@@ -424,12 +432,17 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
     claims: dict[str, dict[tuple[str, str], set[str]]] = {}
     ids: dict[str, set[str]] = {}
     numbers: dict[tuple[AllocatedContainer, str, str | None, bool], set[str]] = {}
+    stated: dict[tuple[AllocatedContainer, str], int] = {}
     for index in device.indices:
         allocation = allocations[index]
         pod = allocation.namespace, allocation.pod
         container = AllocatedContainer(*pod, allocation.container)
         resource_name = allocation.resource_name
         claim, device_id = allocation.claim, allocation.device_id
+        if allocation.share_ppm is not None:
+            key = container, resource_name
+            stated[key] = stated.get(key, 0) + allocation.share_ppm
+            continue
         if claim is not None:
             claims.setdefault(claim, {}).setdefault(pod, set()).add(container[2])
         is_whole = allocation.replica is None
@@ -448,9 +461,13 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
             # A whole device counts once, with a claim or without.
             1 if is_whole else len(device_ids),
             1 if claim is None else len(claims[claim]) * len(claims[claim][container[:2]]),
-            is_whole,
+            1 if is_whole else None,
         )
         for (container, resource_name, claim, is_whole), device_ids in numbers.items()
+    ]
+    device.pieces += [
+        _Piece(container, resource_name, share_ppm, 1, PPM)
+        for (container, resource_name), share_ppm in stated.items()
     ]
 
 

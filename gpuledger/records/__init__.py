@@ -60,6 +60,7 @@ from gpuledger.records.readings import (
     GpuTraffic,
 )
 from gpuledger.records.samples import (
+    AllocationSource,
     ContainerRef,
     DeviceAllocation,
     GpuProcess,
@@ -71,6 +72,7 @@ from gpuledger.records.samples import (
 
 __all__ = [
     "AllocatedMethod",
+    "AllocationSource",
     "AttributedIncident",
     "BootProgress",
     "BusyMethod",

@@ -34,6 +34,7 @@ from gpuledger.records.bounds import (
     Pid,
     QualifiedName,
     Ratio,
+    SharePpm,
     Subdomain,
     at_most,
 )
@@ -90,16 +91,28 @@ class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
     """Share of the covered interval in which the video decoders worked for it, in the same way."""
 
 
-class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
-    """A device, or a part of one, that the kubelet has allocated to a container."""
+class AllocationSource(OpenEnum):
+    """A product that divides GPUs and reports each container's share in annotations of the pod."""
 
-    # As the kubelet returns it; `ledger.allocated_parts` finds the row of the sample.
+    HAMI = "hami"
+    VOLCANO = "volcano"
+    GPUSHARE = "gpushare"
+    KOORDINATOR = "koordinator"
+    KAI = "kai"
+
+
+class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
+    """A device, or a part of one, that is allocated to a container."""
+
+    # `ledger.allocated_parts` finds the row of the sample.
     gpu_uuid: Id
     """The GPU that the device is on."""
     device_id: Id
-    """The device plugin's id of the device, such as a UUID, a MIG id or `UUID::2`."""
+    """The device plugin's id of the device, such as a UUID, a MIG id or `UUID::2`. With a
+    `source`, the UUID of the GPU or instance."""
     resource_name: QualifiedName
-    """The resource that the pod requested, such as `nvidia.com/gpu`."""
+    """The resource that the pod requested, such as `nvidia.com/gpu`. If another pod reserves the
+    GPU, the resource that that pod requested."""
     namespace: Label
     """Namespace of the pod."""
     pod: Subdomain
@@ -118,6 +131,10 @@ class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     admin_access: bool | None = None
     """True if it was allocated by a claim with admin access, which leaves the device to its other
     users and reserves nothing."""
+    source: AllocationSource | None = None
+    """The product whose annotation states the allocation; absent if the kubelet reported it."""
+    share_ppm: SharePpm | None = None
+    """If an annotation states a share of the device: the share, in millionths of the device."""
 
 
 class JobAllocation(ArrayRecord, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from gpuledger.ledger.allocated_parts import exclusive_container
+from gpuledger.ledger.allocated_parts import exclusive_container, is_share
 from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess, GpuReading, NodeSample
 from gpuledger_agent.exposition.families import Label
 
@@ -197,7 +197,7 @@ class TickContainers:
         """Return the container to which the kubelet has allocated the device of `allocation`."""
         name = allocation.namespace, allocation.pod, allocation.container
         device = allocation.gpu_uuid, allocation.gpu_instance
-        pod_uid = self._uid_of(device, name, is_share=allocation.replica is not None)
+        pod_uid = self._uid_of(device, name, is_share=is_share(allocation))
         return self._described(*name, pod_uid=pod_uid)
 
     def _uid_of(self, device: _Device, name: _Container, *, is_share: bool) -> str:

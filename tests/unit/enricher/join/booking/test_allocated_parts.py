@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.allocated_parts import find_allocated_parts
-from gpuledger.records import Category, DeviceAllocation, Entry, GpuReading
+from gpuledger.records import (
+    AllocationSource,
+    Category,
+    DeviceAllocation,
+    Entry,
+    GpuReading,
+)
 from gpuledger_enricher.join.booking.books import book_tick
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
@@ -55,6 +61,11 @@ def cores(number: int, pod: str, *, of: int | None = None) -> DeviceAllocation:
         resource_name="aliyun.com/gpu-core",
         device_replicas=of,
     )
+
+
+def stated(share_ppm: int, pod: str) -> DeviceAllocation:
+    """Return the allocation of a share that an annotation states."""
+    return allocation(pod=pod, source=AllocationSource.HAMI, share_ppm=share_ppm)
 
 
 PARTS = [
@@ -150,6 +161,31 @@ PARTS = [
         "more pieces than the total (of MiB, or too many): never more than all",
         [memory(number, f"p{number % 2}") for number in range(160)],
         {0: (80, 160), 1: (80, 160)},
+    ),
+    (
+        "four stated shares of a quarter are the GPU",
+        [stated(250_000, pod) for pod in "pqrs"],
+        dict.fromkeys(range(4), (250_000, 1_000_000)),
+    ),
+    (
+        "stated shares: the rest is unallocated",
+        [stated(250_000, "p"), stated(1, "q")],
+        {0: (250_000, 1_000_000), 1: (1, 1_000_000), None: (749_999, 1_000_000)},
+    ),
+    (
+        "stated shares of more than the GPU: each gets its part of the sum",
+        [stated(750_000, "p"), stated(750_000, "q")],
+        {0: (750_000, 1_500_000), 1: (750_000, 1_500_000)},
+    ),
+    (
+        "several stated shares of one container add up to the GPU at most",
+        [stated(600_000, "p"), stated(600_000, "p")],
+        {0: (1_000_000, 1_000_000)},
+    ),
+    (
+        "a stated share and a replica",
+        [stated(500_000, "p"), shared(0, "q", of=4)],
+        {0: (500_000, 1_000_000), 1: (250_000, 1_000_000), None: (250_000, 1_000_000)},
     ),
     ("an instance is not the GPU", [allocation(MIG_UUIDS[0], gpu_instance=1)], {None: (1, 1)}),
 ]

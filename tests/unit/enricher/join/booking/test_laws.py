@@ -169,6 +169,7 @@ allocations = st.builds(
     replica=st.none() | st.sampled_from(["0", "1"]),
     claim=st.none() | st.sampled_from(["research/c", "research/d"]),
     device_replicas=st.none() | st.sampled_from([1, 3, 7, 80, 2**31 - 1]),
+    share_ppm=st.none() | st.sampled_from([1, 250_000, 333_333, 1_000_000]),
 )
 
 
