@@ -28,7 +28,9 @@ from gpuledger_agent.host.job_directory import JobDirectory, ReadJobFiles
 from gpuledger_agent.host.kmsg import Kmsg
 from gpuledger_agent.host.kubelet.allocations import Allocations, Kubelet
 from gpuledger_agent.host.kubelet.assignments import find_on
-from gpuledger_agent.host.kubelet.pod_labels import PodLabels, PodList
+from gpuledger_agent.host.kubelet.pod_labels import PodLabels
+from gpuledger_agent.host.kubelet.pod_list import NodePods, PodList
+from gpuledger_agent.host.kubelet.shares.pod_shares import PodShares
 from gpuledger_agent.host.node_pods import (
     ContainerNames,
     HasCgroup,
@@ -66,7 +68,7 @@ class Host:
     kubelet: Kubelet | None = None
     """Reports the container of each allocated device; `None` if the kubelet must not be queried."""
     pod_list: PodList | None = None
-    """Lists the node's pods with their labels; `None` without access to the list."""
+    """Lists the node's pods with labels and annotations; `None` without access to the list."""
     list_log_names: ListNames = tuple
     """Returns the names of the containers' logs."""
     list_pod_folders: ListNames = tuple
@@ -100,7 +102,7 @@ class NodePage:
     node_state: NodeState
     """The samples and readings that the page shows."""
     pod_labels: PodLabels | None
-    """Queries the pod labels that the page shows; `None` if the page shows no pod labels."""
+    """The pod labels that the page shows; `None` if the page shows no pod labels."""
 
 
 def make_page(host: Host, settings: AgentSettings) -> NodePage:
@@ -110,10 +112,7 @@ def make_page(host: Host, settings: AgentSettings) -> NodePage:
     """
     names, pod_labels = settings.exposition.pod_labels, None
     if names and host.pod_list is not None:
-        refresh_seconds = settings.kubelet.api.refresh_seconds
-        pod_labels = PodLabels(
-            host.pod_list, names=names, refresh_seconds=refresh_seconds, clock=host.clock
-        )
+        pod_labels = PodLabels(names)
     pods = PodLookup(
         name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
         find_uids=PodUids(host.pod_folders).find,
@@ -190,6 +189,11 @@ class AgentContext:
         self._settings = settings
         self._readiness = readiness
         self._pod_labels = pod_labels
+        # With labels, all of the list's failures matter; otherwise `PodShares` decides.
+        self._pod_list_check = (
+            readiness.check("pod_labels", severity=CheckSeverity.WARNING) if pod_labels else Check()
+        )
+        self._shares: PodShares | None = None
         try:
             self._boot_id = read_boot_id(host.procfs)
         except OSError as error:
@@ -204,6 +208,7 @@ class AgentContext:
         sampler = self.sampler(procfs_check)
         inventory = InventoryTracker(node=settings.node, boot_id=self._boot_id)
         allocations = self.allocations()
+        pods = self._node_pods()
         monitor = self._monitor(outputs, sampler, inventory, allocations)
         driver = self._driver(monitor)
         loop = SampleLoop(
@@ -212,6 +217,7 @@ class AgentContext:
             inventory=inventory,
             monitor=monitor,
             allocations=allocations,
+            pods=pods,
             jobs=self.jobs(),
             outputs=outputs,
             clock=host.clock,
@@ -224,9 +230,8 @@ class AgentContext:
         loops = [loop.run(), monitor.run(), watchdog.run()]
         if allocations:
             loops.append(allocations.run())
-        if self._pod_labels:
-            check = self._readiness.check("pod_labels", severity=CheckSeverity.WARNING)
-            loops.append(self._pod_labels.run(check))
+        if pods:
+            loops.append(pods.run(self._pod_list_check))
         try:
             await _run_all(loops)
         finally:
@@ -338,6 +343,12 @@ class AgentContext:
         # `auto` queries any kubelet; each query finds out whether the socket exists.
         if host.kubelet is None or settings.enabled is False:
             return None
+        wants_shares = host.pod_list is not None and self._settings.allocations.sources
+        self._shares = PodShares(
+            self._settings.allocations,
+            check=self._readiness.check("allocations", severity=CheckSeverity.WARNING),
+            pod_list_check=self._pod_list_check if wants_shares else None,
+        )
         return Allocations(
             kubelet=host.kubelet,
             clock=host.clock,
@@ -347,6 +358,21 @@ class AgentContext:
             find_ended=PodEnds(host.pod_folders).find_ended,
             listed_pods=ListedPods(host.pod_folders),
             have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
+            shares=self._shares,
+        )
+
+    def _node_pods(self) -> NodePods | None:
+        """Return the loop that queries the list of pods; `None` if nothing reads it."""
+        host, settings = self._host, self._settings
+        shares = self._shares if settings.allocations.sources else None
+        readers = [reader for reader in (self._pod_labels, shares) if reader]
+        if host.pod_list is None or not readers:
+            return None
+        return NodePods(
+            host.pod_list,
+            readers,
+            refresh_seconds=settings.kubelet.api.refresh_seconds,
+            clock=host.clock,
         )
 
 

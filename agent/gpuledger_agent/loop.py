@@ -23,6 +23,7 @@ from gpuledger_agent.host.cgroup import UNRECOGNIZED
 from gpuledger_agent.host.job_directory import JobDirectory
 from gpuledger_agent.host.kubelet.allocations import Allocations
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
+from gpuledger_agent.host.kubelet.pod_list import NodePods
 from gpuledger_agent.metrics import (
     FAST_POLLS_FAILED,
     PROCESSES_UNRECOGNIZED,
@@ -140,6 +141,8 @@ class SampleLoop:
     """Reports incidents, and evaluates the health readings."""
     allocations: Allocations | None
     """The devices allocated to containers; `None` if the kubelet is not queried."""
+    pods: NodePods | None = None
+    """The node's pods with labels and annotations; `None` if nothing uses them."""
     jobs: JobDirectory | None = None
     """The devices allocated to jobs; `None` if no scheduler reports them."""
     outputs: Outputs
@@ -252,6 +255,8 @@ class SampleLoop:
         began_seconds = time.perf_counter()
         if self.allocations:
             self.allocations.request_if_due()
+        if self.pods:
+            self.pods.request_if_due()
         self._take_late_polls()
         poll = await self.driver.poll(self.sampler.begin_tick())
         if poll:

@@ -156,7 +156,7 @@ KUBELET_ERRORS: Final = Counter(
 )
 POD_LIST_ERRORS: Final = Counter(
     "gpuledger_agent_pod_list_errors",
-    "Total number of queries for the node's pods and labels that the kubelet did not answer.",
+    "Total number of queries for the node's pods, their labels and annotations that failed.",
 )
 count_from_zero(
     KUBELET_ERRORS,
@@ -175,12 +175,12 @@ count_from_zero(
 )
 ALLOCATIONS: Final = Gauge(
     "gpuledger_agent_allocations",
-    "Number of devices allocated to containers whose GPU is known, in the kubelet's last answer.",
+    "Number of devices and stated shares allocated to containers whose GPU is known.",
 )
 ALLOCATIONS_UNRESOLVED: Final = Gauge(
     "gpuledger_agent_allocations_unresolved",
-    "Number of devices allocated to containers that match no GPU of the node, in the kubelet's last"
-    " answer, by reason.",
+    "Number of devices and stated shares allocated to containers that match no GPU of the node, by"
+    " reason.",
     ["reason"],
 )
 ATTRIBUTION: Final = Gauge(

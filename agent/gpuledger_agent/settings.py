@@ -87,7 +87,7 @@ _ACCOUNT_FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The kubelet's HTTPS port, which is queried only for pod labels."""
+    """The kubelet's HTTPS port, which is queried only for labels and annotations of pods."""
 
     host: str = ""
     """Node address, `status.hostIP` of the agent's pod; empty means the node name."""
@@ -166,7 +166,28 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Mount point of the node's cgroups. A pod's new cgroup starts a kubelet query; a pod without a
     cgroup has no device. Without the mount, pods have devices while the kubelet lists them."""
     api: KubeletApiSettings = KubeletApiSettings()
-    """Settings of the kubelet's HTTPS port, used if `exposition.pod_labels` is not empty."""
+    """Settings of the kubelet's HTTPS port, used for `exposition.pod_labels` and
+    `allocations.sources`."""
+
+
+class AllocationsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shares of GPUs that schedulers write into annotations of pods."""
+
+    sources: (
+        Literal["auto"]
+        | Annotated[
+            tuple[Literal["hami", "volcano", "gpushare", "koordinator", "kai"], ...],
+            msgspec.Meta(max_length=5),
+        ]
+    ) = "auto"
+    """Products whose annotations state shares. `auto` means all if `kubelet.api.token_file` exists,
+    otherwise none. An empty list means none."""
+    placeholder_namespaces: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = (
+        "kai-resource-reservation",
+        "runai-reservation",
+    )
+    """Namespaces whose pods reserve GPUs for other pods; nothing is allocated to the reserving
+    pods."""
 
 
 class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,6 +253,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     driver reports the machine's own PIDs."""
     kubelet: KubeletSettings = KubeletSettings()
     """Settings of the node's kubelet."""
+    allocations: AllocationsSettings = AllocationsSettings()
+    """Settings of allocations that the kubelet does not report."""
     readings_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=30)] = 5.0
     """How often to read values that attribution does not use, such as throttling and traffic, in
     seconds; the sampling interval or less means each sample."""

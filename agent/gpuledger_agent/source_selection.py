@@ -19,7 +19,7 @@ from gpuledger_agent.gpu.threads import CallThread
 from gpuledger_agent.host.job_directory import JobFiles, job_files_in
 from gpuledger_agent.host.kmsg import DeviceKmsg
 from gpuledger_agent.host.kubelet.allocations import SocketKubelet
-from gpuledger_agent.host.kubelet.pod_labels import KubeletPodList
+from gpuledger_agent.host.kubelet.pod_list import KubeletPodList
 from gpuledger_agent.host.node_pods import PodCgroups, list_folder
 from gpuledger_agent.host.procfs import SystemProcfs
 from gpuledger_agent.settings import AgentSettings
@@ -59,7 +59,7 @@ def find_source(settings: AgentSettings) -> Host:
         else SocketKubelet(
             settings.kubelet.socket, timeout_seconds=settings.kubelet.timeout_seconds
         ),
-        pod_list=KubeletPodList(settings.kubelet.api, node=settings.node_name),
+        pod_list=_pod_list(settings),
         list_log_names=list_folder(settings.kubelet.container_log_dir),
         list_pod_folders=list_folder(settings.kubelet.pod_log_dir),
         list_pod_cgroups=cgroups.list_names,
@@ -67,6 +67,15 @@ def find_source(settings: AgentSettings) -> Host:
         read_job_files=job_files_in(settings.job_mapping_dir) if settings.job_mapping_dir else None,
         open_kmsg=partial(DeviceKmsg, settings.incidents.kmsg) if settings.incidents.kmsg else None,
     )
+
+
+def _pod_list(settings: AgentSettings) -> KubeletPodList | None:
+    """Return the kubelet's list of pods; `None` if the agent does not need it or has no token."""
+    sources, api = settings.allocations.sources, settings.kubelet.api
+    is_used = api.token_file.exists() if sources == "auto" else sources
+    if not is_used and not settings.exposition.pod_labels:
+        return None
+    return KubeletPodList(api, node=settings.node_name)
 
 
 def probe(library: object, *, seconds: float = PROBE_SECONDS) -> None:

@@ -24,7 +24,7 @@ import gpuledger_agent.gpu.breaker
 import gpuledger_agent.gpu.worker
 import gpuledger_agent.host.job_directory
 import gpuledger_agent.host.kubelet.allocations
-import gpuledger_agent.host.kubelet.pod_labels
+import gpuledger_agent.host.kubelet.pod_list
 import gpuledger_agent.host.node_pods
 import gpuledger_enricher.join.booking.late_adjustments
 import gpuledger_enricher.join.pods.describe
@@ -153,9 +153,9 @@ COMPONENT_LIMITS: Final = (
             ),
             Limit(
                 "Response of the kubelet with pods",
-                gpuledger_agent.host.kubelet.pod_labels,
+                gpuledger_agent.host.kubelet.pod_list,
                 "MAX_ANSWER_BYTES",
-                "The check `pod_labels` fails.",
+                "The checks `pod_labels` and `allocations` fail.",
             ),
             Limit(
                 "Names of containers on a node",

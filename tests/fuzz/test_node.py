@@ -5,15 +5,28 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
 
 from gpuledger.clock import SystemClock
+from gpuledger.codec import validate
+from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff
 from gpuledger.runtime.readiness import Check
 from gpuledger_agent.core.incidents import Detection, read_bus, read_xid_line
 from gpuledger_agent.host.cgroup import find_node_paths, locate
 from gpuledger_agent.host.kmsg import KmsgReader
+from gpuledger_agent.host.kubelet.assignments import DeviceAssignment, DeviceIndex
 from gpuledger_agent.host.kubelet.messages import parse_answer
-from gpuledger_agent.host.kubelet.pod_labels import parse_pods
+from gpuledger_agent.host.kubelet.pod_labels import select_labels
+from gpuledger_agent.host.kubelet.pod_list import (
+    ListedContainer,
+    ListedMetadata,
+    ListedPod,
+    ListedSpec,
+    parse_pods,
+)
+from gpuledger_agent.host.kubelet.shares.find import SOURCES, find_shares
+from gpuledger_agent.host.kubelet.shares.merge import merge_allocations
 from tests.fakes.kubelet_api import pod, pod_list
 from tests.fuzz.mutations import changed_bytes
 
@@ -22,6 +35,20 @@ POD_LISTS = [
     json.dumps(found).encode()
     for found in (pod_list(), pod_list(pod("1", team="vision", app="chat"), pod("2")))
 ]
+SHARES = {
+    "hami.io/vgpu-devices-allocated": "GPU-0,NVIDIA,3000,25:;GPU-1,NVIDIA,5000,0:;",
+    "volcano.sh/vgpu-ids-new": "GPU-0,NVIDIA,3000,25:;",
+    "scheduler.framework.gpushare.allocation": '{"0":{"1":4}}',
+    "gpushare.alibabacloud.com/core-percentage": '{"0":{"1":40}}',
+    "ALIYUN_COM_GPU_MEM_IDX": "1",
+    "ALIYUN_COM_GPU_MEM_POD": "4",
+    "ALIYUN_COM_GPU_MEM_DEV": "16",
+    "scheduling.koordinator.sh/device-allocated": json.dumps(
+        {"gpu": [{"minor": 1, "resources": {"koordinator.sh/gpu-memory": "16Gi"}}]}
+    ),
+    "gpu-fraction": "0.5",
+    "gpu-memory": "2000",
+}
 CGROUPS = [
     json.loads(line)["line"].encode()
     for line in (DATA / "cgroup-vectors.jsonl").read_text().splitlines()[:40]
@@ -59,13 +86,59 @@ def test_a_kubelet_response_is_read_or_rejected(data: bytes) -> None:
         (listed.name + listed.namespace).encode()
 
 
+@given(st.sampled_from(sorted(SHARES)), st.data())
+def test_a_share_in_an_annotation_is_a_valid_allocation_or_is_named(
+    annotation: str, data: DataObject
+) -> None:
+    changed = data.draw(changed_bytes([SHARES[annotation].encode()]))
+    metadata = ListedMetadata(
+        uid="1",
+        name="chat-0",
+        namespace="serving",
+        annotations=SHARES | {annotation: changed.decode(errors="replace")},
+    )
+    containers = [ListedContainer("main"), ListedContainer("side")]
+    listed = ListedPod(metadata=metadata, spec=ListedSpec(containers=containers))
+    facts = GpuFacts(
+        uuid="GPU-1",
+        index=0,
+        minor_number=1,
+        memory_total_bytes=2**34,
+        instances=[],
+        capabilities=[],
+    )
+    for source in SOURCES:
+        stated = find_shares([listed], [source], placeholder_namespaces=("reserved",))
+        # As if the kubelet had given devices whose ids only count shares.
+        devices = [
+            DeviceAssignment(
+                namespace=namespace,
+                pod="chat-0",
+                container=container,
+                resource_name="nvidia.com/gpu",
+                device_id=device_id,
+            )
+            for namespace, container, device_id in (
+                ("serving", "main", "0-1"),
+                ("serving", "side", "0-2"),
+                ("reserved", "main", "GPU-1"),
+            )
+        ]
+        merged = merge_allocations(
+            devices, stated, DeviceIndex.of([facts]), placeholder_namespaces=("reserved",)
+        )
+        for allocation in merged.allocations:
+            validate(allocation)
+        "".join(merged.problems).encode(errors="replace")
+
+
 @given(changed_bytes(POD_LISTS))
 def test_pod_labels_from_the_kubelet_are_valid_in_kubernetes_or_rejected(data: bytes) -> None:
     try:
-        pods = parse_pods(data, node="node-1", names=("team", "app"))
+        pods = parse_pods(data, node="node-1")
     except ValueError:
         return
-    for uid, labels in pods.items():
+    for uid, labels in select_labels(pods, ("team", "app")).items():
         uid.encode()
         assert {name for name, _ in labels} <= {"label_team", "label_app"}
         for _, value in labels:

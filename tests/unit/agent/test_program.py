@@ -5,13 +5,22 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import load_settings
 from gpuledger_agent.command import OPTIONS
-from gpuledger_agent.settings import AgentSettings, KubeletSettings, name_node
+from gpuledger_agent.settings import (
+    AgentSettings,
+    AllocationsSettings,
+    ExpositionSettings,
+    KubeletApiSettings,
+    KubeletSettings,
+    name_node,
+)
 from gpuledger_agent.source_selection import find_source, open_source
 from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
@@ -138,6 +147,27 @@ def test_without_kafka_its_client_is_not_loaded() -> None:
 def test_the_default_scenario_has_one_node_with_any_name() -> None:
     machine = find_source(AgentSettings(source="simulated", node_name="anything"))
     assert len(machine.gpus.open()) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "without_token", "with_token"),
+    [
+        ({}, False, True),
+        ({"allocations": AllocationsSettings(sources=("hami",))}, True, True),
+        ({"allocations": AllocationsSettings(sources=())}, False, False),
+        ({"exposition": ExpositionSettings(pod_labels=("team",))}, True, True),
+    ],
+    ids=["by default", "a product", "no product", "labels"],
+)
+def test_the_list_of_pods_is_read_if_it_is_wanted_and_by_default_if_there_is_a_token(
+    settings: dict[str, Any], *, without_token: bool, with_token: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    kubelet = KubeletSettings(api=KubeletApiSettings(token_file=file))
+    chosen = AgentSettings(source="nvml", node_name="n", kubelet=kubelet, **settings)
+    assert (find_source(chosen).pod_list is not None) == without_token
+    file.write_text("token")
+    assert (find_source(chosen).pod_list is not None) == with_token
 
 
 def test_a_recording_rejects_the_kubelet_setting() -> None:

@@ -168,7 +168,7 @@ async def shown_page(clock: SleepersClock, exposition: ExpositionSettings) -> tu
 
 
 async def test_the_page_of_a_node_has_the_requested_pod_labels() -> None:
-    clock = SleepersClock(sleepers=2, rings_after_seconds=20)
+    clock = SleepersClock(sleepers=1, rings_after_seconds=20)
     names = ("team", "training.kubeflow.org/job-name")
     text, readiness = await shown_page(clock, ExpositionSettings(pod_labels=names))
     used = [one for one in text.splitlines() if one.startswith("gpuledger_container_gpu_busy")]

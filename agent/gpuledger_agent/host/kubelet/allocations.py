@@ -28,7 +28,6 @@ from gpuledger_agent.host.kubelet.assignments import (
     DeviceIndex,
     ReplicaCounts,
     Unresolved,
-    allocate,
     count_replicas,
     find_assignments,
 )
@@ -40,6 +39,9 @@ from gpuledger_agent.host.kubelet.messages import (
     parse_allocatable,
     parse_answer,
 )
+from gpuledger_agent.host.kubelet.shares.find import StatedPods
+from gpuledger_agent.host.kubelet.shares.merge import Merged, merge_allocations
+from gpuledger_agent.host.kubelet.shares.pod_shares import PodShares
 from gpuledger_agent.host.node_pods import ListedPods
 from gpuledger_agent.metrics import (
     ALLOCATIONS,
@@ -147,12 +149,15 @@ class Allocations:
         find_ended: FindEnded = lambda _: frozenset(),
         listed_pods: ListedPods | None = None,
         have_pods_changed: HavePodsChanged = lambda: False,
+        shares: PodShares | None = None,
     ) -> None:
         """Start without allocations.
 
         `find_ended` and `listed_pods` find ended pods that the kubelet still lists.
         `have_pods_changed` is called in each tick; if it returns true, the kubelet is queried.
+        `shares` has the shares that annotations of pods state; without it, no pod reserves GPUs.
         """
+        self._shares = shares
         self._find_ended = find_ended
         self._listed_pods = listed_pods
         self._have_pods_changed = have_pods_changed
@@ -178,10 +183,16 @@ class Allocations:
         self._has_repeated_names = False
         self._assignments: Sequence[DeviceAssignment] = ()
         """The devices of all entries of the kubelet's list whose pods have not ended."""
-        self._resolved: list[DeviceAllocation] = []
+        self._merged = Merged()
         self._pods: AbstractSet[tuple[str, str]] = frozenset()
         self._resolved_of: (
-            tuple[Sequence[DeviceAssignment], Sequence[ContainerDevices], DeviceIndex] | None
+            tuple[
+                Sequence[DeviceAssignment],
+                Sequence[ContainerDevices],
+                StatedPods | None,
+                DeviceIndex,
+            ]
+            | None
         ) = None
         self._is_logged = False
         self._allocatable: Sequence[ContainerDevices] = ()
@@ -198,7 +209,10 @@ class Allocations:
         """
         self._is_awaited = False
         # Call the function in each tick, so that the next tick does not see the same change again.
-        self._is_wanted = self._have_pods_changed() or self._is_wanted
+        if self._have_pods_changed():
+            self._is_wanted = True
+            if self._shares:
+                self._shares.request_soon()
         now_ns = self._clock.monotonic_ns()
         if not self._done.is_set() or now_ns < self._not_before_ns:
             return
@@ -234,33 +248,42 @@ class Allocations:
         change the list.
         """
         self._leave_out_ended()
-        assignments = self._assignments if self._is_fresh() else ()
+        is_fresh, shares = self._is_fresh(), self._shares
+        assignments = self._assignments if is_fresh else ()
+        # Without the kubelet's response, it is unknown which pods have GPUs.
+        stated = shares.stated if shares and is_fresh else None
         before, there = self._resolved_of, self._allocatable
         # Called in each tick, so resolve ids only if a response or the devices have changed.
         if (
             before is None
             or before[0] is not assignments
             or before[1] is not there
-            or before[2] != devices
+            or before[2] is not stated
+            or before[3] != devices
         ):
-            self._resolved_of = (assignments, there, devices)
+            self._resolved_of = (assignments, there, stated, devices)
             replicas = count_replicas(there, devices) if assignments else ReplicaCounts()
-            self._resolved, unresolved = allocate(
+            self._merged = merge_allocations(
                 assignments,
+                stated,
                 devices,
                 replicas,
+                placeholder_namespaces=shares.placeholder_namespaces if shares else (),
                 admin_access_namespaces=self._settings.admin_access_namespaces,
             )
-            ALLOCATIONS.set(len(self._resolved))
+            ALLOCATIONS.set(len(self._merged.allocations))
+            unresolved = self._merged.unresolved
             for reason in Unresolved:
                 ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
-            self._pods = {(allocation.namespace, allocation.pod) for allocation in self._resolved}
+            self._pods = {(one.namespace, one.pod) for one in self._merged.allocations}
+        if shares:
+            shares.report(self._merged)
         ended = self._find_ended(self._pods)
         if not ended:
-            return self._resolved
+            return self._merged.allocations
         return [
             allocation
-            for allocation in self._resolved
+            for allocation in self._merged.allocations
             if (allocation.namespace, allocation.pod) not in ended
         ]
 

@@ -41,6 +41,12 @@ class Unresolved(StrEnum):
     CHOSEN_ELSEWHERE = "chosen_elsewhere"
     """The device plugin selects the GPU by the pod's annotations, so that it may be another GPU
     than the one in the id, and the node has several GPUs."""
+    BAD_ANNOTATION = "bad_annotation"
+    """An annotation that states shares cannot be read, or the node has too many shares."""
+    UNKNOWN_GROUP = "unknown_group"
+    """A pod has a share of a reserved GPU, but the GPU of its group is unknown."""
+    UNKNOWN_MEMORY = "unknown_memory"
+    """An annotation states a share as memory, and the memory of the GPU is unknown."""
 
 
 class ResolvedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +74,8 @@ class DeviceIndex:
     """MIG instances by GPU UUID."""
     by_index: Mapping[int, str] = field(default_factory=dict)
     """GPU UUIDs by the driver's index."""
+    memory_bytes: Mapping[str, int | None] = field(default_factory=dict)
+    """Size of the device memory by GPU UUID."""
 
     @classmethod
     def of(cls, gpus: Iterable[GpuFacts]) -> "DeviceIndex":
@@ -83,7 +91,18 @@ class DeviceIndex:
             },
             layouts={gpu.uuid: gpu.instances for gpu in found},
             by_index={gpu.index: gpu.uuid for gpu in found},
+            memory_bytes={gpu.uuid: gpu.memory_total_bytes for gpu in found},
         )
+
+    def memory_of(self, device: ResolvedDevice) -> int | None:
+        """Return the size of a GPU's or instance's memory; `None` if it is unknown."""
+        if device.gpu_instance is None:
+            return self.memory_bytes.get(device.gpu_uuid)
+        layout = self.layouts.get(device.gpu_uuid, ())
+        sizes = (
+            one.memory_total_bytes for one in layout if one.gpu_instance == device.gpu_instance
+        )
+        return next(sizes, None)
 
     def has_instance(self, gpu_uuid: str, gpu_instance: int) -> bool:
         """Return whether a GPU currently has a GPU instance with this id."""
@@ -117,6 +136,14 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
     if whole.startswith("MIG-"):
         return Unresolved.UNKNOWN_INSTANCE
     return _find_counted(whole, index)
+
+
+def counts_shares(device_id: str, index: DeviceIndex) -> bool:
+    """Return whether a device id only counts shares, so that an annotation names the GPU."""
+    match = _COUNTED.fullmatch(device_id)
+    if match and match["gpu"] in index.uuids and device_id not in index.uuids:
+        return True
+    return find_device(device_id, index) is Unresolved.UNKNOWN_FORM
 
 
 def is_gpu_id(device_id: str, index: DeviceIndex) -> bool:
@@ -280,6 +307,13 @@ def assignments_of(
                 )
 
 
+def resolve(assignment: DeviceAssignment, index: DeviceIndex) -> ResolvedDevice | Unresolved:
+    """Return the device of an assignment, or the reason if it is unknown."""
+    if assignment.claim is None:
+        return find_device(assignment.device_id, index)
+    return find_claimed(assignment.device_id, index, share_id=assignment.share_id)
+
+
 SharedDevice = tuple[str, str, int | str | None]
 """A resource name, a GPU's UUID and, for a MIG instance, its UUID or the driver's id."""
 ReplicaCounts = Counter[SharedDevice]
@@ -325,10 +359,7 @@ def allocate(
     for assignment in assignments:
         if not assignment.is_gpu_resource and not is_gpu_id(assignment.device_id, index):
             continue
-        if assignment.claim is None:
-            resolved = find_device(assignment.device_id, index)
-        else:
-            resolved = find_claimed(assignment.device_id, index, share_id=assignment.share_id)
+        resolved = resolve(assignment, index)
         if isinstance(resolved, Unresolved):
             unresolved[resolved] += 1
         else:

@@ -12,10 +12,11 @@ from jsonschema import Draft202012Validator
 
 from gpuledger.runtime import Check
 from gpuledger.runtime.tasks import run_tasks
-from gpuledger_agent.host.kubelet.pod_labels import (
+from gpuledger_agent.host.kubelet.pod_labels import PodLabels, select_labels
+from gpuledger_agent.host.kubelet.pod_list import (
     MAX_ANSWER_BYTES,
     KubeletPodList,
-    PodLabels,
+    NodePods,
     PodListError,
     parse_pods,
 )
@@ -34,7 +35,7 @@ NAMES = ("team", "app.kubernetes.io/name")
 
 def parse(answer: object, names: Sequence[str] = NAMES) -> dict[str, Any]:
     written = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return dict(parse_pods(written, node=NODE, names=names))
+    return dict(select_labels(parse_pods(written, node=NODE), names))
 
 
 def test_a_pod_has_its_chosen_labels_under_the_names_of_kube_state_metrics() -> None:
@@ -320,24 +321,29 @@ class Following:
     def __init__(self, listed: FakePodList, *, refresh_seconds: float = 30.0) -> None:
         self.listed = listed
         self.check = Check()
-        self.labels = PodLabels(
-            listed, names=("team",), refresh_seconds=refresh_seconds, clock=listed.clock
+        self.labels = PodLabels(("team",))
+        self.pods = NodePods(
+            listed, [self.labels], refresh_seconds=refresh_seconds, clock=listed.clock
         )
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        async with run_tasks(self.labels.run(self.check)):
+        async with run_tasks(self.pods.run(self.check)):
             yield
 
     def is_ok(self) -> bool:
         return self.check.is_ok
 
     async def wait_requested(self, number: int) -> None:
-        """Wait for this number of requests; each turn of the loop takes at least a second."""
+        """Wait for this number of requests; an agent makes a tick in each second."""
         for _ in range(2000):
             if len(self.listed.requested_seconds) >= number:
                 break
-            await asyncio.sleep(0)
+            self.pods.request_if_due()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if len(self.listed.requested_seconds) < number:
+                self.listed.clock.advance(1)
         assert len(self.listed.requested_seconds) >= number
         await asyncio.sleep(0)
 

@@ -1,0 +1,79 @@
+"""Finds the shares that the annotations of all pods of the node state, without I/O."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuledger_agent.host.kubelet.pod_list import ListedPod
+from gpuledger_agent.host.kubelet.shares.gpushare import GPUSHARE
+from gpuledger_agent.host.kubelet.shares.hami import HAMI, VOLCANO
+from gpuledger_agent.host.kubelet.shares.kai import KAI, groups_of
+from gpuledger_agent.host.kubelet.shares.koordinator import KOORDINATOR
+from gpuledger_agent.host.kubelet.shares.stated import (
+    BadAnnotationError,
+    ShareSource,
+    StatedShare,
+)
+
+SOURCES: Final[Sequence[ShareSource]] = (HAMI, VOLCANO, GPUSHARE, KOORDINATOR, KAI)
+"""All products. If a container has shares of several products, the first one counts."""
+MAX_SHARES: Final = 1024
+"""Maximum number of shares on a node: 16 GPUs, each in 64 shares."""
+_ENDED: Final = ("Succeeded", "Failed")
+
+ContainerKey = tuple[str, str, str]
+"""A pod's namespace and name, and a container's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedPods:
+    """The shares of all pods of a node."""
+
+    shares: Mapping[ContainerKey, tuple[ShareSource, Sequence[StatedShare]]] = field(
+        default_factory=dict
+    )
+    """Each container's shares, and the product that states them."""
+    groups: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
+    """The groups of each reservation pod, by namespace and name."""
+    problems: Sequence[str] = ()
+    """For each annotation that could not be used: the pod and the reason."""
+
+
+def find_shares(
+    pods: Sequence[ListedPod],
+    sources: Sequence[ShareSource],
+    *,
+    placeholder_namespaces: Collection[str],
+) -> StatedPods:
+    """Return the shares that the annotations of these pods state.
+
+    Pods in `placeholder_namespaces` have GPUs for others, so they have groups but no shares.
+    """
+    found: dict[ContainerKey, tuple[ShareSource, list[StatedShare]]] = {}
+    groups: dict[tuple[str, str], Sequence[str]] = {}
+    problems: list[str] = []
+    left = MAX_SHARES
+    for pod in pods:
+        namespace, name = pod.metadata.namespace, pod.metadata.name
+        # The kubelet lists a pod until the pod is deleted, although its containers have ended.
+        if pod.status.phase in _ENDED:
+            continue
+        if namespace in placeholder_namespaces:
+            groups[namespace, name] = groups_of(pod)
+            continue
+        for source in sources:
+            try:
+                shares = source.find(pod)
+            except BadAnnotationError as error:
+                problems.append(f"pod {namespace}/{name}: {error}")
+                continue
+            left -= len(shares)
+            if left < 0:
+                problems.append(f"pod {namespace}/{name}: the node has over {MAX_SHARES} shares")
+                return StatedPods(shares=found, groups=groups, problems=problems)
+            for share in shares:
+                key = namespace, name, share.container
+                of_container = found.setdefault(key, (source, []))
+                if of_container[0] is source:
+                    of_container[1].append(share)
+    return StatedPods(shares=found, groups=groups, problems=problems)

@@ -1,0 +1,229 @@
+"""Combines the devices that the kubelet reports with the shares that annotations state.
+
+The kubelet's report is a fact, an annotation is a statement:
+
+- If a device id names the container's GPU, the kubelet's allocation counts, and annotations of the
+  container are ignored. No pod can make its GPU cheaper by an annotation.
+- If the ids only count shares, as with HAMi, Volcano and cGPU, the shares of the annotation replace
+  them. A container without such devices has no share of these products.
+- A pod in a reservation namespace has its GPU for others, so nothing is allocated to it. The pods
+  of its group have their shares of the GPU.
+
+This module does no I/O.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gpuledger.ledger.division import PPM
+from gpuledger.records import AllocationSource, DeviceAllocation
+from gpuledger_agent.host.kubelet.assignments import (
+    DeviceAssignment,
+    DeviceIndex,
+    ReplicaCounts,
+    ResolvedDevice,
+    Unresolved,
+    allocate,
+    counts_shares,
+    find_device,
+    is_gpu_id,
+    resolve,
+)
+from gpuledger_agent.host.kubelet.shares.find import ContainerKey, StatedPods
+from gpuledger_agent.host.kubelet.shares.stated import GpuName, StatedShare, of_parts
+
+_NO_PODS: Final = StatedPods()
+_EXPLAINED: Final[Mapping[Unresolved, str]] = {
+    Unresolved.UNKNOWN_GPU: "the node does not have the GPU in the annotation",
+    Unresolved.UNKNOWN_INSTANCE: "the annotation does not name a MIG instance of the node",
+    Unresolved.UNKNOWN_FORM: "the annotation does not contain the UUID of a GPU",
+    Unresolved.UNKNOWN_GROUP: "no reservation pod of its group has a GPU on the node",
+    Unresolved.UNKNOWN_MEMORY: "the memory of the GPU is unknown, so its share is unknown too",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """The allocations of a node."""
+
+    allocations: list[DeviceAllocation] = field(default_factory=list)
+    """The kubelet's allocations, then those of annotations."""
+    unresolved: Counter[Unresolved] = field(default_factory=Counter)
+    """Number of devices and shares whose GPU is unknown, by reason."""
+    problems: Sequence[str] = ()
+    """For each annotation that cannot be used: the pod and the reason."""
+    unnamed: Sequence[ContainerKey] = ()
+    """The containers whose share is unknown: they have no usable annotation, and their device ids
+    only count shares."""
+    stated: int = 0
+    """Number of allocations that annotations state."""
+    reserved: int = 0
+    """Number of GPUs that reservation pods have."""
+
+
+class _Reserved(NamedTuple):
+    """A GPU that a reservation pod has."""
+
+    resource_name: str
+    device: ResolvedDevice
+    groups: Sequence[str]
+
+
+class _Sorted(NamedTuple):
+    """The kubelet's devices, by how they relate to annotations."""
+
+    own: list[DeviceAssignment]
+    """The devices that are not reserved for other pods."""
+    reserved: list[_Reserved]
+    named: set[ContainerKey]
+    """The containers with a device id that names the GPU."""
+    counted: dict[ContainerKey, str]
+    """The resource of each container with device ids that only count shares."""
+    inexact: set[ContainerKey]
+    """The containers in `counted` whose share the ids do not show."""
+
+
+def merge_allocations(
+    assignments: Iterable[DeviceAssignment],
+    stated: StatedPods | None,
+    index: DeviceIndex,
+    replicas: ReplicaCounts | None = None,
+    *,
+    placeholder_namespaces: Collection[str] = (),
+    admin_access_namespaces: Collection[str] = (),
+) -> Merged:
+    """Return the allocations of a node; `stated` are the shares that annotations state."""
+    stated = stated or _NO_PODS
+    by_kind = _sort(assignments, stated, index, placeholder_namespaces)
+    counted = by_kind.counted
+    placed: list[DeviceAllocation] = []
+    problems = list(stated.problems)
+    unresolved = Counter({Unresolved.BAD_ANNOTATION: len(problems)})
+    for key, (source, shares) in stated.shares.items():
+        if key in by_kind.named or (source.has_devices and key not in counted):
+            continue
+        sums: Counter[tuple[str, ResolvedDevice]] = Counter()
+        for share in shares:
+            place = _place(share, index, by_kind.reserved)
+            if isinstance(place, Unresolved):
+                unresolved[place] += 1
+                problems.append(f"pod {key[0]}/{key[1]}: {_EXPLAINED[place]}")
+            else:
+                resource_name, device, share_ppm = place
+                sums[resource_name or counted.get(key, source.resource_name), device] += share_ppm
+        placed += [
+            _allocated(key, source.source, resource_name, device, share_ppm)
+            for (resource_name, device), share_ppm in sums.items()
+        ]
+    replaced = {(one.namespace, one.pod, one.container) for one in placed}
+    kept = [one for one in by_kind.own if (one.namespace, one.pod, one.container) not in replaced]
+    allocations, of_kubelet = allocate(
+        kept, index, replicas, admin_access_namespaces=admin_access_namespaces
+    )
+    return Merged(
+        allocations=allocations + placed,
+        unresolved=unresolved + of_kubelet,
+        problems=problems,
+        unnamed=sorted(by_kind.inexact - replaced),
+        stated=len(placed),
+        reserved=len(by_kind.reserved),
+    )
+
+
+def _sort(
+    assignments: Iterable[DeviceAssignment],
+    stated: StatedPods,
+    index: DeviceIndex,
+    placeholder_namespaces: Collection[str],
+) -> _Sorted:
+    found = _Sorted([], [], set(), {}, set())
+    for assignment in assignments:
+        pod = assignment.namespace, assignment.pod
+        if not assignment.is_gpu_resource and not is_gpu_id(assignment.device_id, index):
+            continue
+        if assignment.namespace in placeholder_namespaces:
+            device = resolve(assignment, index)
+            if not isinstance(device, Unresolved):
+                groups = stated.groups.get(pod, ())
+                found.reserved.append(_Reserved(assignment.resource_name, device, groups))
+            continue
+        found.own.append(assignment)
+        key = *pod, assignment.container
+        if assignment.claim is not None or not counts_shares(assignment.device_id, index):
+            found.named.add(key)
+            continue
+        found.counted[key] = assignment.resource_name
+        if not _counts_memory(assignment.device_id, index):
+            found.inexact.add(key)
+    return found
+
+
+def _counts_memory(device_id: str, index: DeviceIndex) -> bool:
+    """Return whether an id counts memory, as cGPU's do, and the node's only GPU is known by it."""
+    return "-_-" in device_id and not isinstance(find_device(device_id, index), Unresolved)
+
+
+def _place(
+    share: StatedShare, index: DeviceIndex, reserved: Sequence[_Reserved]
+) -> tuple[str, ResolvedDevice, int] | Unresolved:
+    """Return the resource name, device and millionths of a share, or the reason if unknown.
+
+    The resource name is empty unless a reservation pod has the GPU.
+    """
+    resource_name = ""
+    if share.gpu.kind == "group":
+        found = [one for one in reserved if share.gpu.name in one.groups or not share.gpu.name]
+        if len(found) != 1:
+            return Unresolved.UNKNOWN_GROUP
+        resource_name, device = found[0].resource_name, found[0].device
+    else:
+        resolved = _find_named(share.gpu, index)
+        if isinstance(resolved, Unresolved):
+            return resolved
+        device = resolved
+    share_ppm = share.share_ppm
+    if share.memory_bytes:
+        total = index.memory_of(device)
+        if total:
+            share_ppm = max(share_ppm, of_parts(share.memory_bytes, total))
+        elif not share_ppm:
+            return Unresolved.UNKNOWN_MEMORY
+    is_partitioned = device.gpu_instance is None and index.layouts.get(device.gpu_uuid)
+    # Nothing runs outside of the instances, so the share is one of them.
+    if is_partitioned and share_ppm < PPM:
+        return Unresolved.UNKNOWN_INSTANCE
+    return resource_name, device, share_ppm
+
+
+def _find_named(gpu: GpuName, index: DeviceIndex) -> ResolvedDevice | Unresolved:
+    if isinstance(gpu.name, str):
+        return (
+            Unresolved.UNKNOWN_FORM
+            if counts_shares(gpu.name, index)
+            else find_device(gpu.name, index)
+        )
+    uuid = index.by_minor.get(gpu.name)
+    return Unresolved.UNKNOWN_GPU if uuid is None else ResolvedDevice(gpu_uuid=uuid)
+
+
+def _allocated(
+    key: ContainerKey,
+    source: AllocationSource,
+    resource_name: str,
+    device: ResolvedDevice,
+    share_ppm: int,
+) -> DeviceAllocation:
+    return DeviceAllocation(
+        gpu_uuid=device.gpu_uuid,
+        device_id=device.gpu_uuid,
+        resource_name=resource_name,
+        namespace=key[0],
+        pod=key[1],
+        container=key[2],
+        gpu_instance=device.gpu_instance,
+        source=source,
+        # Without a share, the whole device is allocated.
+        share_ppm=share_ppm if share_ppm < PPM else None,
+    )
