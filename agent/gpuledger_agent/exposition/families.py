@@ -207,7 +207,8 @@ NVLINK_BYTES: Final = InfoFamily(
 ALLOCATION: Final = InfoFamily(
     "gpuledger_node_gpu_allocation_info",
     "gauge",
-    "Device, or share of a device, that the kubelet has allocated to a container.",
+    "Device, or share of a device, that is allocated to a container; `source` is empty for the"
+    " kubelet.",
     (
         *_GPU[:1],
         "device_id",
@@ -218,6 +219,8 @@ ALLOCATION: Final = InfoFamily(
         "pod_uid",
         "replica",
         "claim",
+        "source",
+        "share_ppm",
     ),
 )
 JOB_ALLOCATION: Final = InfoFamily(

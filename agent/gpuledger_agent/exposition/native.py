@@ -115,6 +115,8 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
             *now.tick_containers.allocatee_of(allocation).labels,
             ("replica", allocation.replica or ""),
             ("claim", allocation.claim or ""),
+            ("source", allocation.source or ""),
+            ("share_ppm", "" if allocation.share_ppm is None else str(allocation.share_ppm)),
         )
         for allocation in now.sample.allocations
         for uuid in uuids.get(device_of(allocation), [allocation.gpu_uuid])

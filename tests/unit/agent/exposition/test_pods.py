@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess
+from gpuledger.records import AllocationSource, ContainerRef, DeviceAllocation, GpuProcess
 from gpuledger_agent.settings import ExpositionSettings
 from tests.unit.agent.exposition.builders import (
     GIB,
@@ -83,6 +83,14 @@ def test_shares_of_a_gpu_may_belong_to_different_pods_of_the_same_name() -> None
     )
     assert it.values(HELD, "replica", "pod_uid") == {("0", ""): 1, ("1", ""): 1}
     assert it.values(BUSY, "pod_uid") == {(OLD,): 0.25}
+
+
+def test_an_allocation_shows_the_share_that_an_annotation_states() -> None:
+    it = node(uids={"ml/a-0": [OLD, NEW]}, c1="ml/a-0/main")
+    stated = allocation(0, "ml/a-0/main", source=AllocationSource.HAMI, share_ppm=250_000)
+    it.show(tick(gpu(0), containers={"c1": OLD}, processes=[process(0, 0)], allocations=[stated]))
+    # As with replicas, the process may belong to another pod of the same name.
+    assert it.values(HELD, "source", "share_ppm", "pod_uid") == {("hami", "250000", ""): 1}
 
 
 def test_a_process_on_another_device_does_not_identify_the_pod_of_this_one() -> None:
