@@ -118,7 +118,7 @@ run but has waited for a CPU since it started."""
 def read_cpu_wait(thread_id: int) -> float:
     """Return how long a thread has waited for a CPU, in seconds; 0 if the kernel does not count."""
     try:
-        # Called for each GPU in each tick, so without the overhead of pathlib and io.
+        # Called for each call group of each GPU, so without the overhead of pathlib and io.
         file = os.open(f"/proc/self/task/{thread_id}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0.0
@@ -177,8 +177,10 @@ class PollRequest:
     overslept_seconds: float = 0.0
     """How much later than requested the event loop woke up while it waited for this request."""
     _thread_id: int = 0
-    _waited_seconds: float = 0.0
-    """How long the thread had waited for a CPU when it started the request."""
+    _cpu_wait_at_start: float = 0.0
+    """How long the thread had waited for a CPU when the current group's query started."""
+    _overslept_at_start: float = 0.0
+    """`overslept_seconds` at that time."""
 
     @classmethod
     def to(
@@ -208,7 +210,6 @@ class PollRequest:
         otherwise once the thread is free. Without awaited groups, `done` is not called.
         """
         self._thread_id = threading.get_native_id()
-        self._waited_seconds = self.cpu_wait(self._thread_id)
         probing = self.probing
         try:
             for group in self.awaited:
@@ -232,13 +233,13 @@ class PollRequest:
 
     @property
     def is_starved(self) -> bool:
-        """Whether the agent's threads have not run long enough to tell whether the GPU answers.
+        """Whether the thread has waited for a CPU longer than it has run in the current group.
 
-        They waited for a CPU longer than they ran. On a node that is always busy, a call that hangs
-        is detected after twice the group's time.
+        A call that has run for twice the group's timeout is never starved.
         """
         waited_seconds = max(
-            self.overslept_seconds, self.cpu_wait(self._thread_id) - self._waited_seconds
+            self.overslept_seconds - self._overslept_at_start,
+            self.cpu_wait(self._thread_id) - self._cpu_wait_at_start,
         )
         ran_seconds = time.monotonic() - self.since_seconds - waited_seconds
         enough_seconds = 2 * self.timeouts.get(self.current_group or CallGroup.USAGE, 0.0)
@@ -254,7 +255,9 @@ class PollRequest:
         return self.current_group is group and has_time and not self.is_starved
 
     def _query(self, group: CallGroup) -> bool:
-        # Set the time first, so that the event loop never pairs the new group with the old time.
+        # Set the times first, so that the event loop never pairs the new group with old times.
+        self._cpu_wait_at_start = self.cpu_wait(self._thread_id)
+        self._overslept_at_start = self.overslept_seconds
         self.since_seconds = time.monotonic()
         self.current_group = group
         try:
@@ -300,7 +303,8 @@ class PollCycle:
         Late queries are not cancelled.
         """
         while self._requests and not self._all_there.done():
-            # How long answers can still be in time. A group that starts late gets its full share.
+            # How long answers can still be in time: each group has its share, but none has time
+            # beyond the tick's deadline.
             now = time.monotonic()
             waiting = [request for request in self._requests if not request.has_awaited]
             ends = [min(self._end_seconds, self._group_end(request)) for request in waiting]

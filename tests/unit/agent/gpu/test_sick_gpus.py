@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from typing_extensions import override
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
-from gpuledger_agent.core.raw import CallGroup, ClockReading, RawGpuSample
+from gpuledger_agent.core.raw import CallGroup, ClockReading, RawGpuSample, SampleCursor
 from gpuledger_agent.gpu.driver import Driver
 from gpuledger_agent.gpu.protocol import (
     DriverNotLoadedError,
@@ -26,7 +27,7 @@ from gpuledger_agent.gpu.protocol import (
     LibraryLostError,
     SourceLostError,
 )
-from gpuledger_agent.gpu.threads import read_cpu_wait
+from gpuledger_agent.gpu.threads import PollRequest, read_cpu_wait
 from gpuledger_agent.gpu.worker import MAX_LEAKED, Pace
 from gpuledger_agent.metrics import CALL_GROUPS_FAILED
 from gpuledger_simulator.clock import ManualClock
@@ -300,6 +301,36 @@ async def test_a_gpu_is_not_lost_if_the_event_loop_is_late(bench: Bench) -> None
 def test_the_kernel_counts_how_long_a_thread_waits_for_a_cpu() -> None:
     assert read_cpu_wait(threading.get_native_id()) >= 0
     assert read_cpu_wait(-1) == 0, "unknown counts as no wait"
+
+
+@pytest.mark.parametrize(
+    ("waits_in", "is_starved"),
+    [(BOOKS, False), (SENSORS, True)],
+    ids=["a former group", "the current group"],
+)
+@pytest.mark.parametrize("waits_for", ["a CPU", "the event loop"])
+def test_a_call_is_starved_only_by_waiting_that_falls_into_its_own_group(
+    *, waits_in: CallGroup, is_starved: bool, waits_for: str
+) -> None:
+    waited_seconds = 0.0
+
+    class Waiting(PlayedGpu):
+        @override
+        def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
+            nonlocal waited_seconds
+            if group is waits_in and waits_for == "a CPU":
+                waited_seconds += PATIENT_SECONDS
+            elif group is waits_in:
+                request.overslept_seconds += PATIENT_SECONDS
+            found[group] = request.is_starved
+            return super().query(group, cursor)
+
+    found: dict[CallGroup, bool] = {}
+    request = PollRequest.to(Waiting("GPU-0", 0), SampleCursor(), (BOOKS, SENSORS))
+    request.cpu_wait = lambda _: waited_seconds
+    request.timeouts = dict.fromkeys((BOOKS, SENSORS), PATIENT_SECONDS)
+    request.run(pass_on=lambda: None, done=lambda: None)
+    assert found[SENSORS] is is_starved
 
 
 async def test_a_gpu_that_hung_is_recovered_by_a_probe_that_delays_no_tick(bench: Bench) -> None:
