@@ -16,7 +16,7 @@ from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.query import version_of
 from gpuledger_reports.api import autocomplete
 from gpuledger_reports.api.allocation import allocation_set, dimensions_for
-from gpuledger_reports.api.fields import WITHOUT_VALUE, dimensions_of
+from gpuledger_reports.api.fields import WITHOUT_VALUE, dimensions_of, field_names
 from gpuledger_reports.api.parameters import shown
 from gpuledger_reports.api.questions import (
     AllocationQuestion,
@@ -31,7 +31,7 @@ from gpuledger_reports.presenting.output import as_json, dimensions_without_valu
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, standing_bill
 from gpuledger_reports.pricing.periods import month_of
-from gpuledger_reports.pricing.policy import BillPolicy, dimension_names
+from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.times import Window
@@ -132,8 +132,7 @@ def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
     # Custom dimensions of the price file are valid too.
     if found := dimensions_of(field) or ((field,) if policy.has_dimension(field) else ()):
         return found
-    known = f"controller, controllerKind, deployment, statefulset, daemonset, {dimension_names()}"
-    raise ArgumentError("aggregate", f"unknown field {shown(field)}; fields are {known}")
+    raise ArgumentError("aggregate", f"unknown field {shown(field)}; fields are {field_names()}")
 
 
 def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:

@@ -6,7 +6,7 @@ Requests group allocations by fields, and filters compare their values.
 from collections.abc import Mapping
 from typing import Final
 
-from gpuledger_reports.pricing.policy import is_dimension
+from gpuledger_reports.pricing.policy import dimension_names, is_dimension
 from gpuledger_reports.pricing.tenants import (
     ABSENT,
     HOST,
@@ -37,6 +37,12 @@ _DIMENSIONS: Final = {
 }
 Values = Mapping[str, str]
 """A line's dimension values, by name."""
+
+
+def field_names() -> str:
+    """Return the names of all fields, separated by commas, for messages."""
+    own = [field for field in (*_DIMENSIONS, *WITHOUT_VALUE) if not is_dimension(field)]
+    return ", ".join((*own, dimension_names()))
 
 
 def dimensions_of(field: str) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 from gpuledger.errors import ArgumentError
 from gpuledger_reports.api.fields import (
-    CONTROLLER_KINDS,
     WITHOUT_VALUE,
     Values,
     dimensions_of,
+    field_names,
     value_of,
 )
 from gpuledger_reports.api.parameters import shown
@@ -28,10 +28,6 @@ _ALIASES: Final = {
     "namespacelabel": "namespace-label",
     "namespaceLabel": "namespace-label",
 }
-_KNOWN: Final = (
-    *("cluster", "node", "namespace", "controllerKind", "controllerName", *CONTROLLER_KINDS),
-    *("pod", *WITHOUT_VALUE, "label:KEY"),
-)
 _FIELD: Final = r'(?P<field>[\w-]+)(?:\[(?P<key>[^\]"]+)\]|:(?P<after_colon>[^":!]+))?'
 _TERM: Final = re.compile(_FIELD + r'(?P<not>!?):(?P<values>"[^"]*"(?:\s*,\s*"[^"]*")*)')
 _VALUE: Final = re.compile(r'"([^"]*)"')
@@ -72,7 +68,7 @@ def parse_field(text: str, *, option: str) -> str:
     name = _ALIASES.get(name, name)
     field = f"{name}:{key}" if key else name
     if not match or not (field in WITHOUT_VALUE or dimensions_of(field)):
-        raise ArgumentError(option, f"unknown field {shown(text)}; fields are {', '.join(_KNOWN)}")
+        raise ArgumentError(option, f"unknown field {shown(text)}; fields are {field_names()}")
     return field
 
 

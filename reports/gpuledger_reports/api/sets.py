@@ -42,8 +42,8 @@ def sets_of(window: Window, *, step: str | None, accumulate: Accumulate) -> tupl
     """Return the window of each requested set of allocations, in order.
 
     `accumulate` overrides `step`. With neither of them, the whole window is one set. With
-    `accumulate`, sets are hours, days, weeks or months of the calendar. Raises `ArgumentError` if
-    `step` is invalid or if there are more than `MAX_SETS` sets.
+    `accumulate`, sets are hours, days, weeks, months or quarters of the calendar. Raises
+    `ArgumentError` if `step` is invalid or if there are more than `MAX_SETS` sets.
     """
     if accumulate == "all" or (not accumulate and not step):
         return (window,)

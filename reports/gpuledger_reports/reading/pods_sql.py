@@ -160,12 +160,12 @@ def with_names_sql(rows: str) -> str:
     named = ", ".join(
         f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
         f" ELSE each.{prefix}{column} END AS {prefix}{column}"
-        for prefix, of in (("", "user_names"), ("allocated_", "holder_names"))
+        for prefix, of in (("", "user_names"), ("allocated_", "allocatee_names"))
         for column in ("namespace", "pod")
     )
     joins = " ".join(
         f"LEFT JOIN row_names AS {of} ON {of}.cluster = each.cluster AND {of}.node = each.node"
         f" AND {of}.uid = each.{uid}"
-        for uid, of in (("pod_uid", "user_names"), ("allocated_pod_uid", "holder_names"))
+        for uid, of in (("pod_uid", "user_names"), ("allocated_pod_uid", "allocatee_names"))
     )
     return f"SELECT each.* REPLACE ({named}) FROM ({rows}) AS each {joins}"  # noqa: S608  # quoted files

@@ -173,7 +173,7 @@ class DaySums(NamedTuple):
         `begins_us` are the starts of the periods; each lasts until the next one. Periods without
         rows are left out. Raises ValueError if a row is before the first period.
         """
-        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], [], [], [], []))
+        parts: dict[int, DaySums] = defaultdict(lambda: DaySums(*([] for _ in self._fields)))
         for name in self._fields:
             for row in getattr(self, name):
                 number = bisect_right(begins_us, row.since_us) - 1

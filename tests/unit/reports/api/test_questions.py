@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.errors import ArgumentError
+from gpuledger_reports.api.fields import WITHOUT_VALUE, dimensions_of, field_names
+from gpuledger_reports.api.filters import parse_field
 from gpuledger_reports.api.questions import (
     PAGES,
     AllocationQuestion,
@@ -94,6 +96,13 @@ def test_any_query_is_a_question_or_names_its_invalid_parameter(path: str, query
     if mistake is not None:
         assert str(mistake).startswith(f"{mistake.name}: ")
         assert len(str(mistake)) < 1000
+
+
+@pytest.mark.parametrize("name", field_names().split(", "))
+def test_each_field_in_messages_groups_and_filters_allocations(name: str) -> None:
+    field = name.replace("KEY", "app")
+    assert field in WITHOUT_VALUE or dimensions_of(field)
+    assert dimensions_of(parse_field(field, option="filter"))[-1:] == dimensions_of(field)[-1:]
 
 
 @pytest.mark.parametrize(
