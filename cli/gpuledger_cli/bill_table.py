@@ -151,9 +151,7 @@ def _columns(
             )
             for at, name in enumerate(bill.by)
         ),
-        _Column(
-            "Idle", [*(line.idle_kind or "" for line in shown), *map(_idle_text, sums.values())]
-        ),
+        _Column("Idle", [*(line.idle_kind or "" for line in shown), *[""] * len(sums)]),
         *(_Column(name, cells, is_number=True) for name, cells in numbers.items()),
         _Column("Line", [line.id for line in lines]),
     ]
@@ -169,12 +167,6 @@ def _sum_of(lines: Sequence[BillLine]) -> BillLine:
     return BillLine(id="", values=(), idle_kind=None, **amounts)
 
 
-def _idle_text(lines: Sequence[BillLine]) -> str:
-    """Return the hours of the lines without a tenant; empty if there are none."""
-    units = sum(line.billed for line in lines if line.idle_kind)
-    return f"{hours_text(units)} GPU-h" if units else ""
-
-
 def _totals(bill: Bill) -> str:
     money = partial(money_text, currency=bill.currency)
     parts = [f"Sum of line items {money(bill.line_cost)} = cost of GPUs {money(bill.asset_cost)}"]
@@ -184,6 +176,8 @@ def _totals(bill: Bill) -> str:
     ):
         if ratio is not None:
             parts.append(f"{name} {text_of(ratio * 100, digits=2)} %")
+    if units := sum(line.billed for line in bill.lines if line.idle_kind):
+        parts.append(f"\nGPU-hours without a tenant: {hours_text(units)}")
     for state in bill.budgets:
         spent = f"{money(state.spent)} of {money(state.amount)} {bill.currency}"
         at_end = "" if state.forecast is None else f", forecast {money(state.forecast)}"
