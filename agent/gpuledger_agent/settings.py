@@ -101,7 +101,8 @@ class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     token_file: Path = _ACCOUNT_FOLDER / "token"
     """File with the agent's token, read before each query because the kubelet renews it."""
     refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
-    """Time between queries, in seconds; a new pod on a GPU causes a query within a second."""
+    """Time between queries, in seconds; a new pod on the GPUs causes a query with the next
+    sample."""
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
     """Timeout of one query, from connecting to the last byte, in seconds."""
 
@@ -186,8 +187,8 @@ class AllocationsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         "kai-resource-reservation",
         "runai-reservation",
     )
-    """Namespaces whose pods reserve GPUs for other pods; nothing is allocated to the reserving
-    pods."""
+    """Namespaces of reservation pods, which reserve GPUs for other pods; nothing is allocated to
+    reservation pods."""
 
 
 class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

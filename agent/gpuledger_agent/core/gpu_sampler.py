@@ -35,10 +35,13 @@ The sampler learns these properties of the driver from its answers, and keeps th
 - `loses_uses`: the driver returns no process samples of some used windows, or samples of other
   windows than the GPU's. The sums of the samples in many windows reveal this.
 
-A GPU is watched closely, by frequent fast polls, for 10 s after a process started or ended, or
-after a tick with a gap in its samples. It is also watched closely while several containers share
-it, if the driver has `one_sample_each`. The third case is a driver that returns utilization rates
-but no samples. Each rate describes only the latest window, so the rates of all polls are averaged.
+A GPU is watched closely by frequent fast polls in four cases:
+
+- for 10 s after a process started or ended;
+- for 10 s after a tick with a gap in its samples;
+- while several containers share it, if the driver has `one_sample_each`;
+- if the driver returns utilization rates but no samples. Each rate describes only the latest
+  window, so the rates of all polls are averaged.
 """
 
 from collections import Counter, deque
@@ -129,7 +132,7 @@ _WINDOWS_KEPT: Final = 1000
 """Number of these windows after which older ones count half."""
 _USED_PERCENT: Final = 5
 """Utilization up to which the shares of several processes may each round to zero."""
-_WATCHED_NS: Final = 10 * NS_PER_SECOND
+_WATCH_NS: Final = 10 * NS_PER_SECOND
 """How long a GPU is watched closely after a process started or ended."""
 _MAX_KEPT: Final = 65_536
 """Maximum number of samples kept for one GPU: 16 processes in 4,096 windows."""
@@ -271,7 +274,7 @@ class GpuSampler:
         self._sampled_windows = self._lost_windows = 0
         self._switches = 0
         self._used_windows = self._short_windows = 0
-        self._watched_ns: int | None = None
+        self._watched_since_ns: int | None = None
         self._listed: frozenset[int] | None = None
         self._answered_ns = 0
         self._unreported: dict[str, Any] = {}
@@ -313,7 +316,7 @@ class GpuSampler:
 
     def is_watched_closely(self, now_ns: int) -> bool:
         """Return whether the GPU needs frequent fast polls now; see the module's docstring."""
-        if self._watched_ns is not None and now_ns - self._watched_ns < _WATCHED_NS:
+        if self._watched_since_ns is not None and now_ns - self._watched_since_ns < _WATCH_NS:
             return True
         return self._has_rates_only or (self.is_shared and bool(self.one_sample_each))
 
@@ -448,7 +451,7 @@ class GpuSampler:
         self._drop_covered()
         if cover.has_gap:
             # Frequent polls reveal whether the driver skips idle windows.
-            self._watched_ns = now_ns
+            self._watched_since_ns = now_ns
         self.reading = self._make_reading(
             raw,
             cover,
@@ -668,7 +671,7 @@ class GpuSampler:
                 return
             switches += earlier_us >= since_us and later_us - earlier_us < width_us * 3 / 2
         # The driver has no sample of the window in which a process ends.
-        if self._watched_ns is None or now_ns - self._watched_ns >= _WATCHED_NS:
+        if self._watched_since_ns is None or now_ns - self._watched_since_ns >= _WATCH_NS:
             self._switches += switches
         if self._switches >= _SWITCHES_TO_LEARN:
             self.one_process_each = True
@@ -684,7 +687,7 @@ class GpuSampler:
         self._listed = pids
         if before is None or pids == before:
             return
-        self._watched_ns = now_ns
+        self._watched_since_ns = now_ns
         left_ns = self._polled.left_ns
         left_ns |= dict.fromkeys(before - pids, now_ns)
         for pid in pids - before:
@@ -788,7 +791,7 @@ class GpuSampler:
 
         `is_estimate` tells whether the samples of this tick describe only a part of its time.
         """
-        if is_estimate or self._has_rates_only or self.lateness.is_late or self.loses_windows:
+        if is_estimate or self._has_rates_only or self.lateness.shifts_usage or self.loses_windows:
             return BusyMethod.SAMPLED
         if shares.overlaps:
             return BusyMethod.EQUAL_TURNS

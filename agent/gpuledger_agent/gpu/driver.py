@@ -13,15 +13,16 @@ If a GPU hangs, its readings are missing, but the tick of the other GPUs is not 
 the source helps if no GPU answers, and may bring back a lost GPU. Until the source is open again,
 however, all GPUs are missing from the ticks, and the call that opens the source can hang. The
 source is therefore reopened at increasing intervals, and for a lost GPU only while no call hangs.
-If a lost GPU answers by its PCI address, the source is reopened within 30 seconds.
+If a lost GPU answers by its PCI address, the source is reopened within 30 seconds; if it is lost
+again, at increasing intervals.
 
 The source is always in one `SourceState`. Each state except OPEN has a reason. In these states, the
 driver starts to open the source as soon as the backoff has passed; opening may take many ticks:
 
     from      to       when
     OPENING   OPEN     the source was opened, even if it has no GPU
-    OPEN      OPENING  the source has to be reopened because a GPU was bound or is lost, or because
-                       all GPUs are unresponsive; GPUs that answered before are not lost
+    OPEN      OPENING  the source has to be reopened: a GPU was bound or is lost, or all GPUs are
+                       unresponsive. No further GPU counts as lost because of this
     OPEN      LOST     the source raised an error: it is lost as a whole
     OPEN      UNBOUND  the driver is being unbound: the source is closed at once, because the
                        driver waits for that

@@ -52,11 +52,11 @@ class LostGpuProbe:
         self._due_ns = None
 
     def find_answering(self, lost: Collection[str], now_ns: int) -> Sequence[str]:
-        """Return the lost GPUs for which the source should be reopened; call it in each tick.
+        """Return the lost GPUs that answered the last probe; call it in each tick.
 
-        They have answered the last probe. If a GPU answers a probe but is lost again when the
-        source is reopened, it is returned at increasing intervals. `lost` are the names of the lost
-        GPUs. Start the next probe if it is due; it does not block.
+        For these GPUs the source may be reopened now. Also start the next probe if it is due,
+        without waiting. A GPU that is lost again after a reopening is returned at increasing
+        intervals. `lost` are the names of the lost GPUs.
         """
         if not lost or self._due_ns is None:
             self._due_ns = now_ns + _PAUSE_NS

@@ -25,7 +25,7 @@ def report_nowhere(_kind: str, _gpu_uuid: str, _message: str) -> None:
     """Discard the report."""
 
 
-PLACEHOLDERS: Final = ("PCI:", "INDEX:")
+UNKNOWN_UUID_PREFIXES: Final = ("PCI:", "INDEX:")
 """Beginnings of the names of GPUs whose UUID is unknown."""
 _UNFOUND: Final = "it did not answer when the library was opened"
 
@@ -67,7 +67,7 @@ class GpuAvailability:
         """
         self._indices |= found
         for index, name in unfound.items():
-            if not name.startswith(PLACEHOLDERS):
+            if not name.startswith(UNKNOWN_UUID_PREFIXES):
                 self.record_lost(name, _UNFOUND)
             elif index not in self._indices and index not in self._unnamed:
                 self._unnamed[index] = name

@@ -30,7 +30,8 @@ A newer Slurm or kubelet may name its cgroups in another form. A process below `
 `kubepods` without a pod, a job or a container is therefore not the host's: its job is the name of
 the cgroup, after `unrecognized:`. Slurm's own processes are in `slurmstepd.scope/system`. If the
 agent is in a pod with its own cgroup namespace, `kubepods` is not in the paths, but the agent is
-below it. So are all processes whose path has fewer `/..` than the node's root.
+below it. The same applies to a process whose path starts with `/..`, but with fewer than the node's
+root.
 """
 
 import re
@@ -106,10 +107,10 @@ def locate(
 ) -> Location:
     """Return the container, pod or job of a process.
 
-    `text` is the content of `/proc/<pid>/cgroup`, or a single path. `is_in_pod` is whether the
-    agent, which has read it, is in a pod. Lines with a pod take
-    precedence, then lines with a job, then lines with a container. The lines can differ, because in
-    a hybrid hierarchy the paths of some controllers end at an outer container or contain no job.
+    `text` is the content of `/proc/<pid>/cgroup` or a single path, and `is_in_pod` whether the
+    agent runs in a pod. If the lines differ, a line with a pod counts first, then a job, then a
+    container. Lines can differ, because in a hybrid hierarchy the paths of some controllers end at
+    an outer container or contain no job.
     """
     parsed = _parse(text)
     found = [
@@ -122,11 +123,11 @@ def locate(
     def rank(located: tuple[_Place, _CgroupLine]) -> tuple[bool, bool, bool, bool, int]:
         place, line = located
         known = line.controllers in _CONTROLLERS
-        job_id = place.job_id or UNRECOGNIZED
+        has_known_job = place.job_id is not None and not place.job_id.startswith(UNRECOGNIZED)
         preference = _CONTROLLERS.index(line.controllers) if known else len(_CONTROLLERS)
         return (
             place.pod_uid is None,
-            job_id.startswith(UNRECOGNIZED),
+            not has_known_job,
             place.container_id is None,
             place.job_id is None,
             preference,
@@ -245,10 +246,15 @@ def _unknown_job_of(segments: Sequence[str]) -> str | None:
 
 
 def _unknown_pod_of(segments: Sequence[str]) -> str | None:
-    """Return the name of the outermost cgroup below the cgroups of all pods and of their classes.
+    """Return the path's `kubepods` cgroup and the next cgroup below it.
 
-    Return `None` if the path is not below them.
+    The cgroups of classes of pods are left out, unless no other cgroup is below `kubepods`. Return
+    `None` if the path contains no `kubepods`.
     """
-    below = list(dropwhile(lambda segment: not _KUBEPODS.fullmatch(segment), segments))
-    unknown = dropwhile(_KUBEPODS_CLASS.fullmatch, below[1:])
-    return "/".join([*below[:1], *([*unknown] or below[1:])[:1]]) or None
+    found = list(dropwhile(lambda segment: not _KUBEPODS.fullmatch(segment), segments))
+    if not found:
+        return None
+    kubepods, *below = found
+    # A process may be in the cgroup of a class itself.
+    unknown = list(dropwhile(_KUBEPODS_CLASS.fullmatch, below)) or below
+    return "/".join([kubepods, *unknown[:1]])

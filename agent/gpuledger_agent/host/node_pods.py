@@ -345,7 +345,9 @@ class ListedPods:
             in_list = running & before.get(name, running)
             self._devices[name] = _assign(lists, known.get(name, {}), running=in_list)
 
-    def find_ended(self, listed: Sequence[tuple[PodName, AbstractSet[object]]]) -> frozenset[int]:
+    def find_ended_positions(
+        self, listed: Sequence[tuple[PodName, AbstractSet[object]]]
+    ) -> frozenset[int]:
         """Return the positions of the pods that have certainly ended.
 
         A pod that is the only one of its name is not among them; `PodEnds` finds it. No pod of a

@@ -19,7 +19,8 @@ from gpuledger_agent.core.normalize.driver_clock import DRIFT_RATIO, DriverClock
 from gpuledger_agent.core.raw import AnswerTime
 
 _MIN_LATE_WINDOWS: Final = 0.5
-"""A sample is late if it comes this part of a window later, because stamps jitter."""
+"""A sample is late if it comes more than this part of a window after its window has closed. Stamps
+jitter by less."""
 _SHIFT_US: Final = 500_000
 """Lateness up to which booked time is right to one percent of a minute."""
 _MAX_LATE_US: Final = 10_000_000
@@ -59,7 +60,7 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.behind_us if self._is_known else 0.0
 
     @property
-    def is_late(self) -> bool:
+    def shifts_usage(self) -> bool:
         """Whether samples come so late that booked time is wrong by more than a percent."""
         return self._is_known and max(self.behind_us, self.shift_us) > _SHIFT_US
 
@@ -74,7 +75,7 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         late by the wall clock.
         """
         behind_us = wall_us - clock.latest_us
-        if not (self.is_late and self.shift_us and 0 < behind_us <= _MAX_LATE_US):
+        if not (self.shifts_usage and self.shift_us and 0 < behind_us <= _MAX_LATE_US):
             return clock
         return replace(
             clock, earliest_us=clock.earliest_us + behind_us, latest_us=clock.latest_us + behind_us

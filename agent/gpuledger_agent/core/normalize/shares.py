@@ -49,8 +49,6 @@ _SAME_PERIOD_RATIO: Final = 0.2
 _MAX_SPAN: Final = 1.5
 # Rounding errs by up to half a percent, truncation by up to one.
 _ROUNDING_PERCENT: Final = 1
-# A sample of more than this many windows is not of a single window.
-_MAX_WINDOWS: Final = 1.5
 # Maximum part of the covered time in which samples of several windows do not affect the result by
 # more than rounding.
 _MAX_COARSE: Final = 0.25
@@ -210,7 +208,7 @@ def apportion(
                 percents.get((pid, one.timestamp_us), one.sm_percent) * part for one, part in parts
             )
             sm_ratio = min(ratio_of(percent), max_ratio)
-            are_coarse |= bool(own[0].since_us) and _coarse_part(parts, window_us) > _MAX_COARSE
+            are_coarse |= _coarse_part(parts, window_us) > _MAX_COARSE
             # For most processes both are 0.
             if is_known and any(one.encoder_percent or one.decoder_percent for one in own):
                 encoder_ratio = _video_ratio(parts, "encoder", validator)
@@ -368,8 +366,10 @@ def _coarse_part(
 
     `parts` are the process's samples, each with the part of the covered time to which it applies.
     """
-    long_us = _MAX_WINDOWS * (window_us or USUAL_WINDOW_US)
-    return sum(part for one, part in parts if one.timestamp_us - one.since_us > long_us)
+    long_us = _MAX_SPAN * (window_us or USUAL_WINDOW_US)
+    return sum(
+        part for one, part in parts if one.since_us and one.timestamp_us - one.since_us > long_us
+    )
 
 
 def _video_ratio(

@@ -196,8 +196,8 @@ class ProcessTable:
         `listed` contains, by pid, the UUIDs of the GPUs that list the process, each with the time
         of its query. It must contain all GPUs that were queried together, because a process may
         open several GPUs at once. `polled` are the GPUs that returned lists. A process that ended
-        before `/proc` could be read is not added. A reused pid is not added either; the next update
-        detects it.
+        before `/proc` could be read is not added. A pid that another process has reused is only
+        recorded as reused; the next update adds the process.
         """
         records = []
         self._left |= {

@@ -23,15 +23,15 @@ def list_kernel_gpus(procfs_root: Path) -> Mapping[Bus, str | None]:
     May block while the kernel initializes a GPU.
     """
     try:
-        folders = sorted((procfs_root / _GPUS).iterdir())
+        directories = sorted((procfs_root / _GPUS).iterdir())
     except OSError:
         return {}
-    return {bus: _read_uuid(folder) for folder in folders if (bus := read_bus(folder.name))}
+    return {bus: _read_uuid(each) for each in directories if (bus := read_bus(each.name))}
 
 
-def _read_uuid(folder: Path) -> str | None:
+def _read_uuid(directory: Path) -> str | None:
     try:
-        found = _UUID.search((folder / "information").read_text(errors="replace"))
+        found = _UUID.search((directory / "information").read_text(errors="replace"))
     except OSError:
         return None
     return found and found[1]

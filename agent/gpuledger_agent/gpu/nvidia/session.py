@@ -272,9 +272,10 @@ class NvmlSession:
     def is_answering(self, name: str) -> bool:
         """Return whether a lost GPU answers by its PCI address, or by its index if that is unknown.
 
-        It must return its UUID and its memory, because a lost GPU may still have a handle.
+        Its UUID and its memory are queried, because a lost GPU may still have a handle.
         """
-        bus, (kind, _, index) = self._addresses.get(name), name.partition(":")
+        bus = self._addresses.get(name)
+        kind, _, index = name.partition(":")
         try:
             if bus:
                 address = "{:08X}:{:02X}:{:02X}.0".format(*bus)

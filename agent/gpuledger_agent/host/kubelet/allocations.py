@@ -15,7 +15,7 @@ import errno
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -135,6 +135,15 @@ HavePodsChanged = Callable[[], bool]
 """Returns whether pods were created or deleted on the node since the last call."""
 
 
+class _Facts(NamedTuple):
+    """The facts from which allocations are merged."""
+
+    assignments: Sequence[DeviceAssignment]
+    allocatable: Sequence[ContainerDevices]
+    stated: StatedPods | None
+    devices: DeviceIndex
+
+
 class Allocations:
     """Queries the devices allocated to the node's containers, and returns the last response."""
 
@@ -177,7 +186,7 @@ class Allocations:
         self._answered_ns: int | None = None
         self._is_absent = False
         self._listed: list[tuple[tuple[str, str], Sequence[DeviceAssignment]]] = []
-        """The pods in the last response with GPUs, and others of the same names."""
+        """The pods in the last response that have GPUs, and the other pods of the same names."""
         self._ended: AbstractSet[int] = frozenset()
         """The positions of ended pods in `_listed`."""
         self._has_repeated_names = False
@@ -185,15 +194,7 @@ class Allocations:
         """The devices of all entries of the kubelet's list whose pods have not ended."""
         self._merged = Merged()
         self._pods: AbstractSet[tuple[str, str]] = frozenset()
-        self._resolved_of: (
-            tuple[
-                Sequence[DeviceAssignment],
-                Sequence[ContainerDevices],
-                StatedPods | None,
-                DeviceIndex,
-            ]
-            | None
-        ) = None
+        self._merged_from: _Facts | None = None
         self._is_logged = False
         self._allocatable: Sequence[ContainerDevices] = ()
         self._allocatable_ns: int | None = None
@@ -252,16 +253,16 @@ class Allocations:
         assignments = self._assignments if is_fresh else ()
         # Without the kubelet's response, it is unknown which pods have GPUs.
         stated = shares.stated if shares and is_fresh else None
-        before, there = self._resolved_of, self._allocatable
+        before, there = self._merged_from, self._allocatable
         # Called in each tick, so resolve ids only if a response or the devices have changed.
         if (
             before is None
-            or before[0] is not assignments
-            or before[1] is not there
-            or before[2] is not stated
-            or before[3] != devices
+            or before.assignments is not assignments
+            or before.allocatable is not there
+            or before.stated is not stated
+            or before.devices != devices
         ):
-            self._resolved_of = (assignments, there, stated, devices)
+            self._merged_from = _Facts(assignments, there, stated, devices)
             replicas = count_replicas(there, devices) if assignments else ReplicaCounts()
             self._merged = merge_allocations(
                 assignments,
@@ -367,7 +368,7 @@ class Allocations:
             return
         # Sets, because the kubelet lists a pod's devices in any order.
         listed = [(name, frozenset(devices)) for name, devices in self._listed]
-        ended = self._listed_pods.find_ended(listed)
+        ended = self._listed_pods.find_ended_positions(listed)
         if ended != self._ended:
             self._ended = ended
             self._assignments = [

@@ -3,8 +3,8 @@
 The pod-resources socket provides names but no labels and annotations. The kubelet's HTTPS port
 provides the pods as API objects, so both come from the node itself, and agents do not query the API
 server. Access to that port requires the permission `nodes/pods` since Kubernetes 1.33. Earlier
-versions require `nodes/proxy`, which also permits running commands in every pod; neither is worth
-that risk.
+versions require `nodes/proxy`, which also permits running commands in every pod. Labels and shares
+are not worth that risk.
 
 This module has the interface (`PodList`), the parser for its responses, and the loop that queries
 the kubelet for all readers of the list. Because any process at that address could respond, a
@@ -240,7 +240,7 @@ class PodListReader(Protocol):
         """Return whether the kubelet should be queried soon."""
 
     def begin_query(self) -> None:
-        """Note that a query begins; its response has everything that was wanted before."""
+        """Note that a query begins. Its response contains every pod that was wanted until now."""
 
     def take_pods(self, pods: Sequence[ListedPod]) -> None:
         """Use the pods of a response; called once for each query that succeeds."""

@@ -67,7 +67,10 @@ class Pods:
         listed = [(("research", "job"), frozenset(filter(None, [one]))) for one in devices]
         self.clock.advance(1)
         self.listed.learn(listed)
-        return {f"{position}:{devices[position]}" for position in self.listed.find_ended(listed)}
+        return {
+            f"{position}:{devices[position]}"
+            for position in self.listed.find_ended_positions(listed)
+        }
 
     def find_uids(self) -> list[str]:
         self.clock.advance(1)

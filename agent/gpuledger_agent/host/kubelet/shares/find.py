@@ -47,7 +47,7 @@ def find_shares(
 ) -> StatedPods:
     """Return the shares that the annotations of these pods state.
 
-    Pods in `placeholder_namespaces` have GPUs for others, so they have groups but no shares.
+    Pods in `placeholder_namespaces` are reservation pods, so they have groups but no shares.
     """
     found: dict[ContainerKey, tuple[ShareSource, list[StatedShare]]] = {}
     groups: dict[tuple[str, str], Sequence[str]] = {}

@@ -30,6 +30,7 @@ _INDEX: Final = "ALIYUN_COM_GPU_MEM_IDX"
 _POD_UNITS: Final = "ALIYUN_COM_GPU_MEM_POD"
 _GPU_UNITS: Final = "ALIYUN_COM_GPU_MEM_DEV"
 _RESOURCE: Final = "aliyun.com/gpu-mem"
+_MAX_AMOUNT: Final = 2**30
 
 _Amounts = dict[tuple[str, int], int]
 
@@ -58,7 +59,7 @@ def _read_amounts(pod: ListedPod, annotation: str) -> _Amounts:
     amounts: _Amounts = {}
     for position, by_gpu in found.items():
         for minor, amount in by_gpu.items():
-            if not 0 <= amount < GIB:
+            if not 0 <= amount < _MAX_AMOUNT:
                 raise BadAnnotationError(f"{annotation}: invalid amount")
             if amount:
                 amounts[container_at(pod, position, annotation), minor] = amount

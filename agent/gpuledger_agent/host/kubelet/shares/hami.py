@@ -49,7 +49,7 @@ def find_encoded(pod: ListedPod, annotations: Sequence[str]) -> list[StatedShare
 
 
 def _read(container: str, device: str, annotation: str) -> StatedShare | None:
-    """Return the share of a device; `None` for the placeholder of a container without devices."""
+    """Return the share of a device; `None` if the container has no device here."""
     fields = device.split(",")
     if not fields[0]:
         return None

@@ -41,14 +41,14 @@ def find_shares(pod: ListedPod) -> list[StatedShare]:
     """Return the shares that a pod states."""
     annotations = pod.metadata.annotations or {}
     if fraction := annotations.get(_FRACTION):
-        share_ppm, memory_bytes = read_fraction(fraction, _FRACTION), 0
+        annotation, share_ppm, memory_bytes = _FRACTION, read_fraction(fraction, _FRACTION), 0
     elif memory := annotations.get(_MEMORY):
-        share_ppm, memory_bytes = 0, read_whole(memory, _MEMORY) * MIB
+        annotation, share_ppm, memory_bytes = _MEMORY, 0, read_whole(memory, _MEMORY) * MIB
         if not memory_bytes:
             raise BadAnnotationError(f"{_MEMORY}: no memory")
     else:
         return []
-    container = annotations.get(_CONTAINER) or container_at(pod, 0, _FRACTION)
+    container = annotations.get(_CONTAINER) or container_at(pod, 0, annotation)
     if container not in {
         each.name for each in (*containers_of(pod), *(pod.spec.init_containers or ()))
     }:

@@ -3,7 +3,7 @@
 The kubelet's report is a fact, an annotation is a statement:
 
 - If a device id names the container's GPU, the kubelet's allocation counts, and annotations of the
-  container are ignored. No pod can make its GPU cheaper by an annotation.
+  container are ignored. Such a pod cannot make its GPU cheaper by an annotation.
 - If the ids only count shares, as with HAMi, Volcano and cGPU, the shares of the annotation replace
   them. A container without such devices has no share of these products.
 - A pod in a reservation namespace has its GPU for others, so nothing is allocated to it. The pods
@@ -57,7 +57,7 @@ class Merged:
     unnamed: Sequence[ContainerKey] = ()
     """The containers whose share is unknown: they have no usable annotation, and their device ids
     only count shares."""
-    stated: int = 0
+    stated_count: int = 0
     """Number of allocations that annotations state."""
     reserved: int = 0
     """Number of GPUs that reservation pods have."""
@@ -127,7 +127,7 @@ def merge_allocations(
         unresolved=unresolved + of_kubelet,
         problems=problems,
         unnamed=sorted(by_kind.inexact - replaced),
-        stated=len(placed),
+        stated_count=len(placed),
         reserved=len(by_kind.reserved),
     )
 

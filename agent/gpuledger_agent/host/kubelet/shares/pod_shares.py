@@ -40,7 +40,7 @@ class PodShares:
 
     @property
     def placeholder_namespaces(self) -> Sequence[str]:
-        """The namespaces of pods that have GPUs for other pods."""
+        """The namespaces of reservation pods."""
         return self._settings.placeholder_namespaces
 
     def request_soon(self) -> None:
@@ -79,7 +79,7 @@ class PodShares:
             more = len(problems) - _SHOWN_PROBLEMS
             self._check.failed(f"{shown}; and {more} more" if more > 0 else shown)
         else:
-            self._check.ok(f"{merged.stated} allocations are stated by annotations of pods")
+            self._check.ok(f"{merged.stated_count} allocations are stated by annotations of pods")
 
     def _missing(self, merged: Merged) -> list[str]:
         """Return why annotations that the node needs are unknown; empty if none are wanted."""

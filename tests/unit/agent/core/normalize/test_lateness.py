@@ -53,13 +53,16 @@ def test_lateness_is_what_an_answer_lacked_by_the_drivers_own_clock(
 ) -> None:
     found = learn(late_seconds)
     assert found.late_us == pytest.approx(late * SECOND_US, abs=20_000), law
-    assert found.is_late == (late > 0), law
+    assert found.shifts_usage == (late > 0), law
 
 
 def test_samples_that_are_all_equally_late_show_it_only_by_the_wall_clock() -> None:
     by_boot, by_wall = learn([2.0] * 9), learn([2.0] * 9, first_us=SINCE_EPOCH_US)
-    assert [(one.late_us, one.is_late) for one in (by_boot, by_wall)] == [(0, False), (0, True)]
-    assert not learn([0.3] * 9, first_us=SINCE_EPOCH_US).is_late
+    assert [(one.late_us, one.shifts_usage) for one in (by_boot, by_wall)] == [
+        (0, False),
+        (0, True),
+    ]
+    assert not learn([0.3] * 9, first_us=SINCE_EPOCH_US).shifts_usage
 
 
 def test_a_late_drivers_clock_is_corrected_by_the_wall_clock() -> None:
@@ -74,8 +77,8 @@ def test_a_late_drivers_clock_is_corrected_by_the_wall_clock() -> None:
 
 def test_lateness_counts_for_an_hour_after_it_was_shown() -> None:
     late = learn([0, 1, 2] * 3 + [0])
-    assert learn([0.0] * 3, lateness=late.interrupt(), first_second=3500).is_late
-    assert not learn([0.0] * 3, lateness=late.interrupt(), first_second=3700).is_late
+    assert learn([0.0] * 3, lateness=late.interrupt(), first_second=3500).shifts_usage
+    assert not learn([0.0] * 3, lateness=late.interrupt(), first_second=3700).shifts_usage
 
 
 def test_a_stop_of_the_drivers_clock_is_not_lateness() -> None:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gpuledger_agent.host.kubelet.pod_list import ListedPod
+from gpuledger_agent.host.kubelet.pod_list import ListedPod, ListedSpec
 from gpuledger_agent.host.kubelet.shares.find import MAX_SHARES, SOURCES, find_shares
 from gpuledger_agent.host.kubelet.shares.gpushare import GPUSHARE
 from gpuledger_agent.host.kubelet.shares.hami import HAMI, VOLCANO
@@ -349,3 +350,11 @@ def test_a_product_reports_bad_values_by_the_name_of_the_annotation_only() -> No
     with pytest.raises(BadAnnotationError, match="gpu-fraction") as caught:
         KAI.find(pod({"gpu-fraction": "secret"}))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("gpu-fraction", "0.5"), ("gpu-memory", "1000")])
+def test_a_missing_container_is_reported_by_the_annotation_that_needs_it(
+    name: str, value: str
+) -> None:
+    with pytest.raises(BadAnnotationError, match=name):
+        KAI.find(replace(pod({name: value}), spec=ListedSpec()))
