@@ -108,7 +108,7 @@ app = App(
 
 
 @app.default
-def demo(  # one parameter an option
+def demo(
     *,
     for_: Annotated[
         str | None,

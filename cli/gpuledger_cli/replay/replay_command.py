@@ -57,7 +57,7 @@ app = App(name="replay", help_epilogue=_HELP, help_format="plaintext")
 
 
 @app.default
-def replay(  # one parameter an option
+def replay(
     *,
     from_: Annotated[str, time_option("Start of the range", name="--from")],
     to: Annotated[str, time_option("End of the range (exclusive)")] = "now",

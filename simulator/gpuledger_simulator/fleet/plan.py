@@ -150,7 +150,7 @@ class FleetPod:
     """End; the end of the period if it then still runs."""
 
     @property
-    def used(self) -> list[Slots]:
+    def used_slots(self) -> list[Slots]:
         """The devices on which it runs processes."""
         count = self.workload.used_units
         return self.slots if count is None else self.slots[:count]
@@ -236,7 +236,7 @@ class FleetPlan:
     def truth(self, pod: FleetPod) -> PodTruth:
         """Return the true time of a pod."""
         allocated = unresponsive = used = 0
-        working = pod.used
+        working = pod.used_slots
         for slots in pod.slots:
             device = pod.node.devices[slots.device]
             # Exact if the number of slots divides a minute of nanoseconds, as 4 and 24 do.
@@ -421,9 +421,9 @@ class _Scheduler:
             place.left = random.randint(1, _draw_minutes(random, workload.run_hours))
             if random.random() < _PAUSED_AT_START:
                 first = random.randint(1, _draw_minutes(random, workload.pause_hours))
-        self._at(first, partial(self._ask, place), is_start=True)
+        self._at(first, partial(self._request_run, place), is_start=True)
 
-    def _ask(self, place: _Place) -> None:
+    def _request_run(self, place: _Place) -> None:
         self._waiting.append(place)
         self._place_waiting()
 
@@ -481,7 +481,7 @@ class _Scheduler:
         if workload.run_hours is not None:
             pause = _draw_minutes(place.random, workload.pause_hours)
             place.left = _draw_minutes(place.random, workload.run_hours)
-            self._at(self._now + pause, partial(self._ask, place), is_start=True)
+            self._at(self._now + pause, partial(self._request_run, place), is_start=True)
         self._place_waiting()
 
     def _interrupt(self, running: _Running) -> FleetPod | None:
@@ -490,7 +490,7 @@ class _Scheduler:
         place.left = max(1, place.left - (self._now - running.start))
         pod = self._end(running)
         again = self._now + _REPLACED_AFTER_MINUTES
-        self._at(again, partial(self._ask, place), is_start=True)
+        self._at(again, partial(self._request_run, place), is_start=True)
         return pod
 
     def _interrupt_all(self, node: FleetNode) -> None:
@@ -504,9 +504,9 @@ class _Scheduler:
         number = max(1, round(flaky.per_day * self._minutes / MINUTES_A_DAY))
         for minute in sorted(random.sample(range(self._minutes), number)):
             gpu, xid = random.randrange(len(node.gpus)), random.choice(flaky.xids)
-            self._at(minute, partial(self._strike, node, gpu, xid))
+            self._at(minute, partial(self._end_by_xid, node, gpu, xid))
 
-    def _strike(self, node: FleetNode, gpu: int, xid: int) -> None:
+    def _end_by_xid(self, node: FleetNode, gpu: int, xid: int) -> None:
         """End the pods of a GPU because of an XID."""
         if node.is_down(self._now) or node.is_lost(gpu, self._now):
             return

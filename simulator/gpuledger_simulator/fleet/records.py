@@ -163,7 +163,7 @@ class FleetRecords:
         for position, pod in enumerate(pods):
             containers.append(ContainerRef(container_id=pod.container_id, pod_uid=pod.uid))
             ppm = plan.busy_ppm(pod, begin // MINUTES_AN_HOUR)
-            for slots in pod.used:
+            for slots in pod.used_slots:
                 device = node.devices[slots.device]
                 if node.is_lost(device.gpu.index, begin):
                     continue
@@ -282,7 +282,7 @@ class FleetRecords:
         time_ns = self._plan.time_ns(minute)
         if pods is None:
             pods = [pod for pod in self._plan.pods_of[node] if pod.start <= minute < pod.end]
-        held = [
+        slots_of_gpu = [
             (pod, slots)
             for pod in pods
             for slots in pod.slots
@@ -299,8 +299,8 @@ class FleetRecords:
                 IncidentProcess(
                     pid=_pid(pod, slots), container_id=pod.container_id, pod_uid=pod.uid
                 )
-                for pod, slots in held
-                if slots in pod.used
+                for pod, slots in slots_of_gpu
+                if slots in pod.used_slots
             ],
             allocations=[
                 allocation
@@ -314,7 +314,7 @@ class FleetRecords:
         return self._record(self._topics.incidents, node.key, incident, node=node, time_ns=time_ns)
 
     def _boot(self, node: FleetNode, minute: int) -> int:
-        """Return the minute at which the current boot of a node counts from."""
+        """Return the minute from which a node's current boot counts."""
         return max((loss.back for loss in node.losses if loss.back <= minute), default=0)
 
     def _boot_id(self, node: FleetNode, minute: int) -> str:
