@@ -226,7 +226,7 @@ def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Seque
         names = () if reading.uuid in cut else jobs_of(reading, jobs, is_allocated=is_allocated)
         left -= len(names)
         if left < 0:
-            raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} jobs")
+            raise TooManyEntriesError(f"a tick has more than {MAX_ENTRIES} idle entries of jobs")
         found.append(_beside_jobs(parts, names) if names else parts)
     return found
 
@@ -291,7 +291,7 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
         # Limits the total cost, which grows with the number of resource names times rows.
         left -= max(len(allocated.parts), *(len(device.pieces or ()) for device in of_row), 0)
         if left < 0:
-            raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} holders")
+            raise TooManyEntriesError(f"a tick has more than {MAX_ENTRIES} idle entries")
         found.append(allocated)
     return found
 

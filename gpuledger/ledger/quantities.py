@@ -165,8 +165,8 @@ ALLOCATED_NS: Final = Quantity(
     " used or not. Sums to 1 over each device, also while it does not respond.",
     total_name="allocated_seconds_total",
     total_help="Total time for which the GPU was allocated to the container or job, used or not;"
-    " for idle, not allocated; for unknown, unknown. A share or a MIG instance counts as its part"
-    " of the physical GPU.",
+    " for `idle`, time that was not allocated; for `unknown`, time whose allocation is unknown. A"
+    " share or a MIG instance counts as its part of the physical GPU.",
 )
 QUANTITIES: Final = (
     BUSY_NS,

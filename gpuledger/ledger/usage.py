@@ -13,11 +13,10 @@ yielded with the key for looking up the names (`Unnamed`), and the caller keeps 
 are known.
 
 The counter of `unattributed` never falls, even if a late adjustment moves busy time from it to a
-container; the moved time is counted in a separate series. Idle time has no user. The allocated time
-of an idle entry, and its idle time and energy as unused, count for the container or job to which
-the part of the device is allocated. The series of a device add up exactly
-to its entries, and those of all devices of a physical GPU to the time of the GPU. This module does
-no I/O.
+container; the moved time is counted in a separate series. Idle time has no user. An idle entry's
+allocated time counts for the container or job to which that part of the device is allocated, and so
+do its idle time and energy, as unused. The series of a device add up exactly to its entries, and
+those of all devices of a physical GPU to the time of the GPU. This module does no I/O.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +62,9 @@ def counted_name(quantity: Quantity) -> str:
     return f"{quantity.name.removesuffix('_ns')}_units" if _is_time(quantity) else quantity.name
 
 
+UNKNOWN: Final = "unknown"
+"""The category of allocated time if it is unknown to whom the device was allocated. Entries do not
+have this category."""
 UNUSED: Final = "unused_units"
 """Idle time of the part of a device that is allocated to a container or job."""
 UNUSED_ENERGY: Final = "unused_energy_millijoules"
@@ -115,7 +117,8 @@ COUNTERS: Final = Family(
         ),
         FamilyMetric(
             name="gpuledger_gpu_unused_energy_joules_total",
-            help="Total energy of the GPU in this time.",
+            help="Total energy that the GPU used while it was allocated to the container or job and"
+            " no kernel ran.",
             kind="counter",
         ),
         FamilyMetric(
@@ -404,7 +407,7 @@ class _EntryOwners:
         if (job := allocated_job_of(entry)) is not None:
             return User(CountedLabels(gpu_uuid, Category.JOB.value, job_id=job))
         if entry.allocation is None and entry.allocation_unknown:
-            return User(CountedLabels(gpu_uuid, PodState.UNKNOWN.value))
+            return User(CountedLabels(gpu_uuid, UNKNOWN))
         found = self._allocatees.get(entry.allocation)
         if found is None:
             allocatee = self._pods.allocatee_of(entry)

@@ -534,10 +534,10 @@ def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
 
     The weights are the driver's samples of the processes. A process has no samples after it ends,
     so the device's utilization (`ppm`) may include kernels that no sample shows. If a process
-    ended, the missing part goes to the claims with ended processes. Otherwise the difference is
-    rounding, because both values are whole percents, and is spread in proportion. If no sample
-    shows any use, the weights are the memory of the processes. If that is unknown, all weights are
-    equal.
+    ended, the missing part goes to the claims with ended processes. Otherwise all claims are scaled
+    by the same factor. The agent marks differences that rounding does not explain
+    (`partial_samples`, `equal_turns`). If no sample shows any use, the weights are the memory of
+    the processes. If that is unknown, all weights are equal.
     """
     total = claimed_bytes = ended = 0
     is_measured = False

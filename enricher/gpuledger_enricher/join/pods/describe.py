@@ -91,7 +91,8 @@ def name_by_allocation(
         allocatees.setdefault(device_of(allocation), set()).add(
             (allocation.namespace, allocation.pod)
         )
-    # Possible names of each pending pod, from the holders of its devices; by UID or container id.
+    # Possible names of each pending pod, from the allocations of its devices; by UID or container
+    # id.
     meant: dict[str, set[PodName]] = {}
     identities = list(map(identity_of, sample.containers))
     for process in sample.processes:
@@ -101,8 +102,8 @@ def name_by_allocation(
         if identity in waiting and process.gpu < len(sample.gpus):
             devices = devices_named_by(sample.gpus[process.gpu])
             there = set().union(*(allocatees.get(device, ()) for device in devices))
-            # `_NO_NAME`, which is never the name of a pod, marks a device with no or several
-            # holders.
+            # `_NO_NAME`, which is never the name of a pod, marks a device that is allocated to no
+            # pod or several.
             name = there.pop() if len(there) == 1 else _NO_NAME
             meant.setdefault(identity[0] or identity[1] or "", set()).add(name)
     claimed = Counter(name for names in meant.values() for name in names)
@@ -477,7 +478,7 @@ class EventPods:
             if len(candidates) > 1:
                 self.changes_ns += [candidate.record.created_time_ns, *candidate.changes_ns()]
         known = nearest(candidates, time_ns=self._time_ns)
-        # A pod that did not exist yet is not the holder; the holder's record has not been read yet.
+        # A pod that did not exist yet is not meant: the record of the right pod was not read yet.
         if known is not None and known.may_hold(self._time_ns):
             position = self._positions[name] = self._add_known(known)
             return position

@@ -44,9 +44,8 @@ long before its creation."""
 LINGER_NS: Final = 5 * NS_PER_SECOND
 """How long a kubelet may still list the devices of a pod that the API server no longer has."""
 NAMED_NS: Final = 10 * NS_PER_MINUTE
-"""How long a node's ticks must not name a pod before the pod is forgotten after its tombstone. This
-is shorter than podwatch's default delay of tombstones, so pods whose processes ended with them are
-forgotten at once."""
+"""How long a deleted pod is kept after the last tick that contains it. Podwatch's default delay of
+tombstones is longer, so a pod whose processes ended with it is forgotten with its tombstone."""
 _NONE: Final[dict[str, str]] = {}
 _NOW_NS: Final = 2**63
 """A time after all known times, which looks up the present state."""
@@ -462,7 +461,7 @@ class PodCache:
         self._changes = changes or count(1)
         self._named: dict[str, NamedPods] = {}
         """By node."""
-        self._removed: set[str] = set()
+        self._kept_after_tombstone: set[str] = set()
         """UIDs of the pods that are kept although their tombstones were read."""
 
     def __len__(self) -> int:
@@ -499,8 +498,8 @@ class PodCache:
     def remove(self, uid: str, *, partition: int, time_ns: int) -> None:
         """Forget a pod; do nothing if it is unknown or belongs to another partition.
 
-        A pod that ticks name is kept until they no longer do. It counts as deleted: if its record
-        has no time of the deletion, it was deleted at `time_ns`.
+        A pod that recent ticks contain is kept, as deleted, until ticks no longer contain it. If
+        its record has no time of the deletion, it was deleted at `time_ns`.
         """
         known = self._pods.get(uid)
         if known is None or known.partition != partition:
@@ -511,10 +510,10 @@ class PodCache:
             return
         if known.record.deleted_time_ns is None:
             self.put(replace(known.record, deleted_time_ns=time_ns), partition=partition)
-        self._removed.add(uid)
+        self._kept_after_tombstone.add(uid)
 
     def keep_named(self, uids: Collection[str], *, node: str, time_ns: int) -> None:
-        """Record that a tick of a node named these pods; forget removed pods no longer named."""
+        """Record the pods of a tick, and forget deleted pods that ticks no longer contain."""
         named = self._named.get(node)
         if named is None:
             if not uids:
@@ -532,25 +531,25 @@ class PodCache:
         past = [uid for uid, at_ns in last_ns.items() if abs(time_ns - at_ns) > NAMED_NS]
         for uid in past:
             del last_ns[uid]
-            self._forget_removed(uid)
+            self._forget_if_deleted(uid)
         if not last_ns:
             del self._named[node]
 
     def forget_node(self, node: str) -> None:
-        """Forget the removed pods of a node that no longer sends ticks."""
+        """Forget the deleted pods that were kept for a node that no longer sends ticks."""
         if named := self._named.pop(node, None):
             for uid in named.last_ns:
-                self._forget_removed(uid)
+                self._forget_if_deleted(uid)
 
-    def _forget_removed(self, uid: str) -> None:
-        if uid in self._removed:
+    def _forget_if_deleted(self, uid: str) -> None:
+        if uid in self._kept_after_tombstone:
             self._remove(uid)
 
     def _remove(self, uid: str) -> None:
         known = self._pods.pop(uid, None)
         if known is None:
             return
-        self._removed.discard(uid)
+        self._kept_after_tombstone.discard(uid)
         self._disclaim(known)
         node = self._nodes[known.record.node]
         node.uids.discard(uid)
@@ -696,7 +695,7 @@ class ClusterPods:
             self._drop_empty()
 
     def keep_named(self, uids: Collection[str], *, node: str, time_ns: int) -> None:
-        """Keep the pods that a tick of a node named, by the node's key (`PodCache.keep_named`)."""
+        """Keep the pods that a tick contains, by the node's key (`PodCache.keep_named`)."""
         cluster, name = split_key(node)
         if pods := self._clusters.get(cluster):
             pods.keep_named(uids, node=name, time_ns=time_ns)
@@ -704,7 +703,7 @@ class ClusterPods:
                 self._drop_empty()
 
     def forget_node(self, node: str) -> None:
-        """Forget the removed pods of a node that no longer sends ticks, by the node's key."""
+        """Forget the deleted pods that were kept for a node, by the node's key."""
         cluster, name = split_key(node)
         if pods := self._clusters.get(cluster):
             pods.forget_node(name)
