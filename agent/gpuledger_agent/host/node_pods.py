@@ -348,12 +348,12 @@ class ListedPods:
     def find_ended_positions(
         self, listed: Sequence[tuple[PodName, AbstractSet[object]]]
     ) -> frozenset[int]:
-        """Return the positions of the pods that have certainly ended.
+        """Return the positions of the pods that have ended.
 
         A pod that is the only one of its name is not among them; `PodEnds` finds it. No pod of a
-        name has certainly ended if a running pod of this name is not in the list with its devices,
-        because it may then have the devices of a former pod. The kubelet may list a former pod
-        without devices.
+        name counts as ended unless the list has another pod with devices for each running pod of
+        this name, because a running pod may have the devices of a former pod. The kubelet may list
+        a former pod without devices.
         """
         self._folders.check()
         found: set[int] = set()
@@ -364,13 +364,17 @@ class ListedPods:
             known = self._devices.get(name, {})
             has_cgroup = self._folders.has_cgroup
             running = {uid for uid in {*known, *self._folders.uids_of(name)} if has_cgroup(uid)}
-            if not all(known.get(uid) for uid in running):
-                continue
             ended = [devices for uid, devices in known.items() if uid not in running]
+            of_ended: set[int] = set()
+            others = 0
             for position, (other, devices) in enumerate(listed):
                 if other == name and devices in ended:
                     ended.remove(devices)
-                    found.add(position)
+                    of_ended.add(position)
+                elif other == name and devices:
+                    others += 1
+            if others >= len(running):
+                found |= of_ended
         return frozenset(found)
 
 
