@@ -29,7 +29,7 @@ from gpuledger.records import ContainerRequest, PodContainer, PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import Topic, partition_of_node
-from gpuledger_agent.context import run_agent
+from gpuledger_agent.context import Host, run_agent
 from gpuledger_agent.settings import AgentSettings, SpoolSettings
 from gpuledger_agent.source_selection import play
 from gpuledger_reports.pricing.billing import Bill, BillMaker
@@ -99,12 +99,14 @@ class PlayedNode:
     bus: MemoryBus
     consumer: Consumer
     settings: AgentSettings
+    change_host: Callable[[Host], Host] = lambda host: host
+    """Changes the interfaces through which the agent reads the node."""
     agent: "asyncio.Task[None] | None" = None
 
     async def run_to(self, until_ns: int) -> list[Record]:
         """Return what the agent publishes up to a time: ticks and inventories."""
         if self.agent is None:
-            host = play(self.simulation.node(self.settings.node_name))
+            host = self.change_host(play(self.simulation.node(self.settings.node_name)))
             running = run_agent(
                 host=host, bus=self.bus, settings=self.settings, readiness=Readiness()
             )
@@ -273,24 +275,26 @@ class Month:
     async def _centre(self, stack: AsyncExitStack, simulation: Simulation) -> Centre:
         bus = MemoryBus()
         pods = sorted(pod_records_of(simulation), key=attrgetter("created_time_ns"))
-        await stack.enter_async_context(self._storing(bus))
+        await stack.enter_async_context(storing(bus, self.store))
         return Centre(bus=bus, pods=pods)
 
-    @asynccontextmanager
-    async def _storing(self, bus: MemoryBus) -> AsyncIterator[None]:
-        settings = StoreSettings(
-            uri=str(self.store),
-            flush_seconds=0.2,
-            # The month may be in any year.
-            max_age_seconds=1e10,
-            max_future_seconds=1e10,
-        )
-        sink = run_sink(STORE, bus=bus, settings=settings, readiness=Readiness())
-        task = asyncio.create_task(sink)
-        try:
-            yield
-        finally:
-            await end_tasks(task)
+
+@asynccontextmanager
+async def storing(bus: MemoryBus, store: Path) -> AsyncIterator[None]:
+    """Run the store sink while the context is open."""
+    settings = StoreSettings(
+        uri=str(store),
+        flush_seconds=0.2,
+        # The events may be of any year.
+        max_age_seconds=1e10,
+        max_future_seconds=1e10,
+    )
+    sink = run_sink(STORE, bus=bus, settings=settings, readiness=Readiness())
+    task = asyncio.create_task(sink)
+    try:
+        yield
+    finally:
+        await end_tasks(task)
 
 
 def pod_records_of(simulation: Simulation, cluster: str = "default") -> Iterator[PodRecord]:
