@@ -229,6 +229,30 @@ def test_use_of_a_gpu_that_is_allocated_to_another_pod_fires(
 
 
 @pytest.mark.parametrize(
+    ("allocatee", "fires"),
+    [
+        ({"job_id": "7"}, False),
+        ({"job_id": "8"}, True),
+        ({"namespace": "a", "pod": "other-0", "pod_uid": "uid-other"}, True),
+        ({}, False),
+    ],
+)
+def test_use_of_a_gpu_by_a_job_fires_if_another_pod_or_job_has_it(
+    allocatee: Labels, *, fires: bool, promtool: Path, tmp_path: Path
+) -> None:
+    series = {
+        "gpuledger_category_gpu_busy_ratio": (
+            GPU | {"category": "job", "job_id": "7"},
+            "0.05+0x240",
+        ),
+        ALLOCATION: (allocated_to(**allocatee), "1+0x240"),
+        "gpuledger_gpu_info": (GPU | {"gpu_index": "0"}, "1+0x240"),
+    }
+    alert = "GpuUsedWithoutAllocation"
+    assert fires_at_the_end(alert, series, promtool, tmp_path, interval="15s") is fires
+
+
+@pytest.mark.parametrize(
     ("busy", "fires"),
     [("0.04+0x240", False), ("0+0x225 1+0x15", False), ("0+0x215 1+0x25", True)],
 )
