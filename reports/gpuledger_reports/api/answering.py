@@ -27,7 +27,12 @@ from gpuledger_reports.api.questions import (
     StoreStateQuestion,
 )
 from gpuledger_reports.presenting.explanation import explanation_of
-from gpuledger_reports.presenting.output import as_json, dimensions_without_value, hours_text
+from gpuledger_reports.presenting.output import (
+    as_json,
+    dimensions_without_value,
+    hours_text,
+    usage_text,
+)
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, standing_bill
 from gpuledger_reports.pricing.periods import month_of
@@ -137,12 +142,15 @@ def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
 
 def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     sets, unpriced, count = [], dict[str, int](), 0
+    nothing: str | None = None
+    has_lines = False
     unlisted: set[tuple[Node, str]] = set()
     unknown = 0
     without_value: set[str] | None = None
     for bill in maker.make_each(question.sets):
         sets.append(allocation_set(bill, question))
         unpriced |= bill.unpriced
+        has_lines, nothing = has_lines or bool(bill.lines), usage_text(bill)
         unlisted |= bill.unlisted_gpus
         unknown += bill.unknown_units
         # A set without tenants, such as a day without usage, shows nothing about labels.
@@ -159,6 +167,7 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     warnings = [
         *(f"{name}: has no effect here" for name in question.without_effect),
         *(f"{name}: no allocation has a value" for name in sorted(missing)),
+        *([nothing] if nothing and not has_lines else []),
         *([f"no price for {', '.join(sorted(unpriced))}: they cost nothing"] if unpriced else []),
         *(
             [f"GPUs that the inventory lacks: {len(unlisted)}; only their samples are billed"]

@@ -51,6 +51,9 @@ def parse_filter(text: str) -> tuple[FilterTerm, ...]:
         match = _TERM.match(text, at)
         joint = _AND.match(text, match.end()) if match else None
         if match is None or not (joint or match.end() == len(text)) or len(terms) == MAX_TERMS:
+            if text[match.end() if match else at :].lstrip().startswith("|"):
+                problem = '`|` is not supported; write several values as namespace:"a","b"'
+                raise ArgumentError("filter", problem)
             raise ArgumentError(
                 "filter",
                 f'invalid term {shown(text[at:])}; write terms such as namespace:"a","b" or'

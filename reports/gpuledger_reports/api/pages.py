@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -30,14 +31,16 @@ from gpuledger_reports.api.metrics import (
     REQUESTS_TOTAL,
 )
 from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import PAGES, Question
+from gpuledger_reports.api.questions import PAGES, Question, window_of
 from gpuledger_reports.api.store_state import StoreState
+from gpuledger_reports.reading.times import time_text
 
 DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
 DESCRIPTION_PAGE: Final = "/openapi.json"
 KUBECOST_PREFIX: Final = "/model"
 """Clients of Kubecost write this before the path of an endpoint."""
 _JSON: Final = "application/json"
+_log = structlog.get_logger(__name__)
 _RETRY_SECONDS: Final = {HTTPStatus.SERVICE_UNAVAILABLE: "5"}
 
 
@@ -136,7 +139,7 @@ class ReportPages:
         if found := self._cache.get(key):
             CACHE_HITS_TOTAL.inc()
             return _response(found)
-        answer = await self._answer(question)
+        answer = await self._answer(page, question)
         # If the store changed meanwhile, the answer may be outdated.
         is_same = state is not None and state == self._followed_state()
         if answer.status == HTTPStatus.OK and is_same:
@@ -151,7 +154,7 @@ class ReportPages:
             self._cached_state = state
         return state
 
-    async def _answer(self, question: Question) -> ReportAnswer:
+    async def _answer(self, page: str, question: Question) -> ReportAnswer:
         unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
         if self._ask is None:
             return _error_answer(unavailable, "the service is starting or stopping")
@@ -160,6 +163,9 @@ class ReportPages:
         except BusyError as error:
             return _error_answer(unavailable, str(error))
         except LateError as error:
+            window = window_of(question)
+            times = "newest month" if window is None else " to ".join(map(time_text, window))
+            _log.warning("bill_deadline_missed", page=page, window=times, error=str(error))
             return _error_answer(late, f"{error}; request less at a time")
         except ProcessEndedError as error:
             problem = f"{error}, possibly because memory ran out; request less at a time"

@@ -33,7 +33,7 @@ def read_query(query: str, *, known: Collection[str]) -> dict[str, str]:
     for name, value in pairs:
         if name not in known:
             listed = ", ".join(sorted(known))
-            raise ArgumentError(shown(name), f"unknown parameter; parameters are {listed}")
+            raise ArgumentError(shown(name)[1:-1], f"unknown parameter; parameters are {listed}")
         if name in found:
             raise ArgumentError(name, "is given twice; give it once")
         found[name] = value

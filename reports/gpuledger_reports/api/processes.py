@@ -73,7 +73,8 @@ class BillProcesses:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._in_turn(question)
         except TimeoutError as error:
-            raise LateError(f"no answer within {self._timeout_seconds:g} s") from error
+            limit = f"{self._timeout_seconds:g} s (requests.timeout_seconds)"
+            raise LateError(f"no answer within {limit}") from error
 
     async def _in_turn(self, question: Question) -> ReportAnswer:
         self._waiting += 1

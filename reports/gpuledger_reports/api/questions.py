@@ -123,6 +123,19 @@ Question = (
 )
 
 
+def window_of(question: Question) -> Window | None:
+    """Return the time that a question covers, or `None` if it depends on the store."""
+    match question:
+        case AllocationQuestion():
+            return Window(question.sets[0].begin_us, question.sets[-1].end_us)
+        case ExplainQuestion():
+            return question.bill.window
+        case StoreStateQuestion():
+            return None
+        case _:
+            return question.window
+
+
 def allocation_question(query: str, now_us: int) -> AllocationQuestion:
     """Return the question of an allocation request; raises `ArgumentError` if it is invalid."""
     given = read_query(query, known=_ALLOCATION)

@@ -206,6 +206,19 @@ def test_gpus_without_a_price_cause_a_warning(tmp_path: Path) -> None:
     assert "Odd" in answer["warning"]
 
 
+@pytest.mark.parametrize(
+    ("window", "warning"),
+    [
+        ("2027-01-01T00:00:00Z,2027-01-03T00:00:00Z", "usage is complete up to 2026-10-01T03:00"),
+        ("2026-09-01T00:00:00Z,2026-09-02T00:00:00Z", "usage begins at 2026-10-01T00:00:00Z"),
+    ],
+)
+def test_a_window_without_usage_causes_a_warning(window: str, warning: str, tmp_path: Path) -> None:
+    question = allocation_question(f"window={window}&step=1d", int(NOW_SECONDS * 10**6))
+    (found,) = json.loads(answer_to(question, small_store(tmp_path)).body)["warnings"]
+    assert found.startswith(f"nothing to bill: {warning}")
+
+
 def test_gpus_that_the_inventory_lacks_cause_a_warning(tmp_path: Path) -> None:
     reported = small_store(tmp_path)
     write_store(tmp_path / "store", usage_hourly=[allocated(0, "d", gpu="GPU-d")])

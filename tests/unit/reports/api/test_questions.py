@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuledger.errors import ArgumentError
 from gpuledger_reports.api.fields import WITHOUT_VALUE, dimensions_of, field_names
-from gpuledger_reports.api.filters import parse_field
+from gpuledger_reports.api.filters import parse_field, parse_filter
 from gpuledger_reports.api.questions import (
     PAGES,
     AllocationQuestion,
@@ -47,7 +47,7 @@ def requested(**parameters: str) -> AllocationQuestion:
         ("/allocation", "window=7d&filter=label:%22a%22", "filter"),
         ("/allocation", "window=7d&filter=pod[x]:%22a%22", "filter"),
         ("/allocation", "window=7d&aggregate=a,b,c,d,e,f,g,h,i,j,k,l,m", "aggregate"),
-        ("/allocation", "window=7d&limit=3", "'limit'"),
+        ("/allocation", "window=7d&limit=3", "limit"),
         ("/allocation", "window=%ff", "query"),
         ("/allocation/autocomplete", "field=namespace", "window"),
         ("/allocation/autocomplete", "window=7d", "field"),
@@ -59,7 +59,7 @@ def requested(**parameters: str) -> AllocationQuestion:
         ("/bill", "from=2026-10-01T00:00:00Z", "to"),
         ("/bill", "from=2026-10-01T00:30:00Z&to=2026-10-02T00:00:00Z", "from"),
         ("/bill", "from=1800000000&to=1799996400", "to"),
-        ("/bill", "window=7d", "'window'"),
+        ("/bill", "window=7d", "window"),
         ("/bill/explain", "period=2026-10", "line"),
         ("/bill/explain", "line=a&rows=-1", "rows"),
         ("/bill/explain", "line=a&rows=1000000", "rows"),
@@ -148,3 +148,10 @@ def test_queries_of_opencost_clients_are_accepted(
 def test_a_bill_without_a_time_is_of_the_newest_month() -> None:
     question = bill_question("", NOW_US)
     assert (question.window, question.by) == (None, ("namespace",))
+
+
+@pytest.mark.parametrize("joint", ["|", " | "])
+def test_the_error_of_terms_joined_by_or_has_the_remedy(joint: str) -> None:
+    with pytest.raises(ArgumentError, match=r"`\|` is not supported") as raised:
+        parse_filter(f'namespace:"a"{joint}namespace:"b"')
+    assert 'namespace:"a","b"' in str(raised.value)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import event, given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer
 from gpuledger_reports.api.pages import DESCRIPTION_FILE, AnswerCache, description
@@ -307,6 +308,29 @@ async def test_a_response_that_reports_an_overload_has_the_described_form(
         response = await served.get("/bill")
     assert response.status == status
     check_form("/bill", response)
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/allocation", f"window={DAY}&step=1h"),
+        ("/allocation/autocomplete", f"window={DAY}&field=pod"),
+        ("/bill", "period=2026-10-01"),
+        ("/bill/explain", "period=2026-10-01&line=a"),
+    ],
+)
+async def test_a_request_that_takes_too_long_is_logged_with_its_page_and_range(
+    served: InlinePages, path: str, query: str
+) -> None:
+    async def refuse(_: Question) -> ReportAnswer:
+        raise LateError("no answer within 30 s")
+
+    async with served.running(refuse):
+        with capture_logs() as lines:
+            await served.get(path, query)
+    window = "2026-10-01T00:00:00Z to 2026-10-02T00:00:00Z"
+    found = [(each["event"], each["page"], each["window"]) for each in lines]
+    assert found == [("bill_deadline_missed", path, window)]
 
 
 async def test_endpoints_are_unavailable_before_the_start_and_after_the_end(
