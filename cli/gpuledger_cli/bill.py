@@ -530,8 +530,9 @@ def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
         return f"{revision} in {change.other_currency}, but these prices use another currency"
     if not change.line_count:
         return f"{revision}; the cost has not changed"
+    more = f"{money_text(change.more, made.currency)} {made.currency}"
     return (
-        f"{revision}; the cost has changed by {change.more:f} in {change.line_count} lines;"
+        f"{revision}; the cost has changed by {more} in {change.line_count} lines;"
         " `gpuledger bill close` adds correction lines"
     )
 

@@ -99,6 +99,9 @@ def check_play(
         raise ArgumentError(
             "--until", f"{until!r} is not the start of a past day, such as {_day(today_ms)}"
         )
+    if end_ms < days * DAYS.ms:
+        # Bills do not accept earlier times.
+        raise ArgumentError("--until", f"{until!r} is less than {play} after the start of 1970")
     if store is None:
         raise UserError("--store: missing; give an empty or new directory with --play")
     fleet = load_fleet(scenario or FLEET)

@@ -18,7 +18,7 @@ from gpuledger_reports.pricing.money import money_text, text_of
 from gpuledger_reports.pricing.policy import SCOPE, BudgetRow, Dated, Price, TeamRow
 from gpuledger_reports.pricing.rates import gpu_hour_of
 from gpuledger_reports.pricing.tenants import UNKNOWN
-from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS, UNITS
 from gpuledger_reports.reading.times import HOUR_US, time_text
 from gpuledger_reports.reading.usage_sums import UsageRow
 
@@ -58,7 +58,9 @@ def explanation_of(
         raise ArgumentError("line", f"{begin!r} {problem}")
     ((key, id_),) = found.items()
     revisions = [each for each in closed if each.key == key]
-    texts = revision_texts(revisions, policy=bill.policy.sha256)
+    # A later revision confirms lines that it does not change.
+    latest = max(closed, key=lambda each: each.revision).policy_sha256 if revisions else None
+    texts = revision_texts(revisions, is_current=latest == bill.policy.sha256)
     if key not in lines:
         nothing = [f"line {id_}: no longer in the bill"]
         return Explanation(taken_back(revisions[-1]), chain(texts, nothing))
@@ -86,10 +88,11 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
         yield from _usage(bill, line, maker, max_rows)
 
 
-def revision_texts(revisions: Sequence[ClosedLine], *, policy: str) -> Iterator[str]:
+def revision_texts(revisions: Sequence[ClosedLine], *, is_current: bool) -> Iterator[str]:
     """Yield a text for each closed revision of a line; none if it was never closed.
 
-    `policy` is the hash of the prices with which the line is calculated now.
+    `is_current` is whether the bill's last revision has the prices with which the line is
+    calculated now.
     """
     for each in revisions:
         word = "correction" if each.charge_class else "closed"
@@ -101,7 +104,7 @@ def revision_texts(revisions: Sequence[ClosedLine], *, policy: str) -> Iterator[
         for what, text in (("approved by", each.approved_by), ("note", each.note)):
             if text:
                 yield f"  {what}: {text}"
-    if revisions and revisions[-1].policy_sha256 != policy:
+    if revisions and not is_current:
         yield "the bill was closed with other prices than the calculation below"
 
 
@@ -224,18 +227,18 @@ def _name(pricing: Pricing) -> str:
 
 
 def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Iterator[str]:
-    yield "usage by hour, node and GPU: seconds allocated and used, and the events' Kafka offsets"
-    count, all_ns = 0, [0, 0]
+    yield "usage by hour, node and GPU: seconds of physical GPUs, and the events' Kafka offsets"
+    count, totals = 0, dict[str, int]()
     for row in maker.rows_of(bill, line):
         count += 1
-        amounts = (row.allocated_ns, 0 if row.is_allocated else row.busy_ns)
-        all_ns = [total + ns for total, ns in zip(all_ns, amounts, strict=True)]
+        word, ns = _amount(row)
+        totals[word] = totals.get(word, 0) + ns * row.factor
         if not max_rows or count <= max_rows:
             yield f"  {_row_text(row)}"
     if max_rows and count > max_rows:
         yield f"  and {count - max_rows} more rows; --rows 0 shows all"
-    allocated, used = (_seconds(ns) for ns in all_ns)
-    yield f"  all {count} rows: allocated {allocated} s, used {used} s"
+    sums = [f"{word} {_seconds(units)} s" for word, units in sorted(totals.items())]
+    yield f"  all {count} rows: {', '.join(sums) or 'no usage'}"
 
 
 def _no_data(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Iterator[str]:
@@ -265,17 +268,22 @@ def _hours(units: int) -> str:
 
 
 def _row_text(row: UsageRow) -> str:
-    unresponsive = f" (unresponsive {_seconds(row.unresponsive_ns)})" if row.unresponsive_ns else ""
-    what = (
-        f"allocated {_seconds(row.allocated_ns)}{unresponsive}"
-        if row.is_allocated
-        else f"used {_seconds(row.busy_ns)}"
-    )
+    word, ns = _amount(row)
+    what = f"{word} {_seconds(ns * row.factor)}"
+    if row.is_allocated and row.unresponsive_ns:
+        what += f" (unresponsive {_seconds(row.unresponsive_ns * row.factor)})"
     return (
         f"{time_text(row.hour_us)} {row.node} {row.gpu_uuid} {row.pod or '-'} {what}"
         f"  partition {row.kafka_partition}, offsets {row.first_offset} to {row.last_offset}"
     )
 
 
-def _seconds(ns: int) -> str:
-    return text_of(Fraction(ns, NS_PER_SECOND), digits=9)
+def _amount(row: UsageRow) -> tuple[str, int]:
+    """Return a row's nanoseconds of device time, with the word for them."""
+    if not row.is_allocated:
+        return "used", row.busy_ns
+    return "not allocated" if row.is_of_nobody else "allocated", row.allocated_ns
+
+
+def _seconds(units: int) -> str:
+    return text_of(Fraction(units, UNITS * NS_PER_SECOND), digits=9)

@@ -311,6 +311,8 @@ class _Sharing(Scoped, frozen=True, kw_only=True):
         super().__post_init__()
         if (self.share == "table") != bool(self.by and self.weights):
             raise ValueError("share table needs `by` and `weights`; no other share may have them")
+        if self.weights and not any(self.weights.values()):
+            raise ValueError("`weights` must have a weight above 0")
 
 
 class IdleRule(_Sharing, frozen=True, kw_only=True):
@@ -342,6 +344,12 @@ class TeamRow(Dated, frozen=True, kw_only=True):
 
     team: str
     match: dict[str, str]
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.team.strip() or (self.team.startswith("__") and self.team.endswith("__")):
+            raise ValueError("`team` must be a name; names such as __idle__ are reserved")
 
 
 class BudgetRow(_PolicyPart, frozen=True, kw_only=True):

@@ -503,9 +503,11 @@ def rows_in_sql(*, since: str, gpu: str) -> str:
     same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
     return f"""
 SELECT hour_us, each.node, gpu_uuid, pod, coalesce(allocated_ns, 0), coalesce(unresponsive_ns, 0),
-    coalesce(busy_ns, 0), each.is_allocated, kafka_partition, first_offset, last_offset
+    coalesce(busy_ns, 0), each.is_allocated, kafka_partition, first_offset, last_offset,
+    each.kind = 'nobody', factor
 FROM (
-    SELECT *, {gpu} AS gpu, coalesce({NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
+    SELECT *, {FACTOR} AS factor, {gpu} AS gpu, coalesce({NAMED_US}, {since}) AS since_us,
+        {PARTY_NAMES}
     FROM usage_rows
 ) AS each JOIN wanted ON {same}
 ORDER BY ALL

@@ -90,6 +90,10 @@ class UsageRow(NamedTuple):
     kafka_partition: int
     first_offset: int
     last_offset: int
+    is_of_nobody: bool
+    """Whether the allocated time was allocated to nobody."""
+    factor: int
+    """Units per nanosecond of the device."""
 
 
 class PartyCharge(NamedTuple):

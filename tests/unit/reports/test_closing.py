@@ -96,6 +96,27 @@ def test_a_late_hour_after_the_close_causes_corrections_that_sum_to_the_differen
     assert "nothing has changed" in capsys.readouterr().out
 
 
+def test_a_line_that_the_last_closing_did_not_change_has_its_prices(
+    store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def explained() -> str:
+        capsys.readouterr()
+        assert main(["bill", "explain", line, *arguments]) == 0
+        return capsys.readouterr().out
+
+    main(["bill", "close", *arguments])
+    line = next(
+        each.line for each in closed_lines(store, DAY, ["pod"]) if each.key.values == ("a",)
+    )
+    # A price for other GPUs, and a late GPU that changes another line.
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(PRICES.replace("[", "[{name: l4, model: L4, per_gpu_hour: 1}, "))
+    write_store(Path(store), usage_hourly=[allocated(3, "b", gpu="GPU-b")])
+    assert "closed with other prices" in explained()
+    main(["bill", "close", *arguments])
+    assert "closed with other prices" not in explained()
+
+
 def test_a_closed_period_shows_the_closed_bill_whatever_its_cost_now(
     store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,7 +323,7 @@ def test_a_move_between_lines_is_a_change_and_can_be_explained(
     write_store(Path(store), pods=[pod_row("x", namespace="late")])
     capsys.readouterr()
     assert main(["bill", *arguments, "--recompute"]) == 0
-    assert "changed by 0.00 in 2 lines" in capsys.readouterr().err
+    assert "changed by 0.00 USD in 2 lines" in capsys.readouterr().err
     capsys.readouterr()
     assert main(["bill", "close", *arguments]) == 0
     assert "2 correction lines, net 0.00 USD, gross 336.00 USD" in capsys.readouterr().out

@@ -82,6 +82,12 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
             "teams:\n- {team: a, match: {pod: b}, from: 2026-10-01 10:00:00}",
             ["line 2: teams[0].from", "is a time", "such as 2026-10-01"],
         ),
+        ("teams:\n- {team: __idle__, match: {pod: b}}", ["line 2: teams[0].team", "reserved"]),
+        ('teams:\n- {team: " ", match: {pod: b}}', ["line 2: teams[0].team", "a name"]),
+        (
+            "idle:\n- {kind: idle, share: table, by: team, weights: {a: 0}}",
+            ["line 2: idle[0].weights", "above 0"],
+        ),
         ("teams:\n- {team: 5, match: {pod: b}}", ["line 2: teams[0].team", "quotes"]),
         ("prices: {name: a}", ["line 1: prices", "list"]),
         ("010: a", ["line 1: 010: unknown field"]),

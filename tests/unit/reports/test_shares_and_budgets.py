@@ -153,6 +153,17 @@ def test_unresponsive_time_is_explained_by_its_rows(tmp_path: Path) -> None:
     assert "all 1 rows: allocated 3600 s" in last
 
 
+@pytest.mark.parametrize(("slices", "seconds"), [((), "3600"), ((1, 7), "514.285714286")])
+def test_idle_time_is_explained_as_time_of_physical_gpus_that_was_not_allocated(
+    slices: tuple[int, ...], seconds: str, tmp_path: Path
+) -> None:
+    sizes = dict(zip(("compute_slices", "gpu_compute_slices"), slices, strict=False))
+    store = store_of(tmp_path, allocated(0, None, **sizes))
+    row, last = explained(store, SEVEN, "idle", hours=1)
+    assert f" - not allocated {seconds}  " in row
+    assert last == f"  all 1 rows: not allocated {seconds} s"
+
+
 def test_unused_time_is_explained_by_the_rows_of_the_allocations(
     tmp_path: Path,
 ) -> None:

@@ -199,6 +199,7 @@ def test_until_selects_another_end(tmp_path: Path) -> None:
         ({"play": "365d"}, ("--play", "365d", "92d")),
         ({"until": "tomorrow"}, ("--until", "tomorrow")),
         ({"until": "2026-10-02"}, ("--until", "2026-10-02", "2026-10-01")),
+        ({"until": "1970-01-01"}, ("--until", "1970-01-01", "30d")),
         ({"until": "2026-09-10T12:00:00Z"}, ("--until", "start of a past day")),
         ({"scenario": Path("absent.yaml")}, ("absent.yaml",)),
         ({"store": None}, ("--store", "missing", "--play")),
