@@ -224,7 +224,7 @@ def test_the_fleet_that_ships_has_what_its_comments_promise() -> None:
     plan = plan_fleet(load_fleet(FLEET), begin_ns=BEGIN_NS, days=7)
     names = {pod.workload.name: pod for pod in plan.pods}
     oversized, unused = names["rerank"], names["notebook-ada"]
-    assert len(oversized.used) < len(oversized.slots)
+    assert len(oversized.used_slots) < len(oversized.slots)
     assert oversized.workload.memory_gib < 10
     assert plan.truth(unused).used_ns == 0
     assert unused.workload.memory_gib > 20
