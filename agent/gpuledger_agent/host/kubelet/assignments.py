@@ -42,7 +42,7 @@ class Unresolved(StrEnum):
     """The device plugin selects the GPU by the pod's annotations, so that it may be another GPU
     than the one in the id, and the node has several GPUs."""
     BAD_ANNOTATION = "bad_annotation"
-    """An annotation that states shares cannot be read, or the node has too many shares."""
+    """An annotation that states shares cannot be read, or the pod or node has too many shares."""
     UNKNOWN_GROUP = "unknown_group"
     """A pod has a share of a reserved GPU, but the GPU of its group is unknown."""
     UNKNOWN_MEMORY = "unknown_memory"

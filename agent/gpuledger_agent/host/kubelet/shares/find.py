@@ -17,8 +17,9 @@ from gpuledger_agent.host.kubelet.shares.stated import (
 
 SOURCES: Final[Sequence[ShareSource]] = (HAMI, VOLCANO, GPUSHARE, KOORDINATOR, KAI)
 """All products. If a container has shares of several products, the first one counts."""
-MAX_SHARES: Final = 1024
-"""Maximum number of shares on a node: 16 GPUs, each in 64 shares."""
+MAX_SHARES_OF_POD: Final = 64
+"""Maximum number of shares that a product's annotations of a pod may state: 16 GPUs for each of 4
+containers."""
 _ENDED: Final = ("Succeeded", "Failed")
 
 ContainerKey = tuple[str, str, str]
@@ -52,7 +53,6 @@ def find_shares(
     found: dict[ContainerKey, tuple[ShareSource, list[StatedShare]]] = {}
     groups: dict[tuple[str, str], Sequence[str]] = {}
     problems: list[str] = []
-    left = MAX_SHARES
     for pod in pods:
         namespace, name = pod.metadata.namespace, pod.metadata.name
         # The kubelet lists a pod until the pod is deleted, although its containers have ended.
@@ -67,10 +67,11 @@ def find_shares(
             except BadAnnotationError as error:
                 problems.append(f"pod {namespace}/{name}: {error}")
                 continue
-            left -= len(shares)
-            if left < 0:
-                problems.append(f"pod {namespace}/{name}: the node has over {MAX_SHARES} shares")
-                return StatedPods(shares=found, groups=groups, problems=problems)
+            if len(shares) > MAX_SHARES_OF_POD:
+                problems.append(
+                    f"pod {namespace}/{name}: its annotations state over {MAX_SHARES_OF_POD} shares"
+                )
+                continue
             for share in shares:
                 key = namespace, name, share.container
                 of_container = found.setdefault(key, (source, []))

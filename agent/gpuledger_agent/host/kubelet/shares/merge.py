@@ -34,6 +34,8 @@ from gpuledger_agent.host.kubelet.assignments import (
 from gpuledger_agent.host.kubelet.shares.find import ContainerKey, StatedPods
 from gpuledger_agent.host.kubelet.shares.stated import GpuName, StatedShare, of_parts
 
+MAX_SHARES: Final = 1024
+"""Maximum number of allocations of a node that annotations state: 16 GPUs, each in 64 shares."""
 _NO_PODS: Final = StatedPods()
 _EXPLAINED: Final[Mapping[Unresolved, str]] = {
     Unresolved.UNKNOWN_GPU: "the node does not have the GPU in the annotation",
@@ -113,6 +115,10 @@ def merge_allocations(
             else:
                 resource_name, device, share_ppm = place
                 sums[resource_name or counted.get(key, source.resource_name), device] += share_ppm
+        if len(placed) + len(sums) > MAX_SHARES:
+            unresolved[Unresolved.BAD_ANNOTATION] += 1
+            problems.append(f"pod {key[0]}/{key[1]}: the node has over {MAX_SHARES} shares")
+            continue
         placed += [
             _allocated(key, source.source, resource_name, device, share_ppm)
             for (resource_name, device), share_ppm in sums.items()

@@ -25,7 +25,7 @@ from gpuledger.records import (
 from gpuledger_agent.host.kubelet.assignments import DeviceAssignment, DeviceIndex, Unresolved
 from gpuledger_agent.host.kubelet.pod_list import ListedPod
 from gpuledger_agent.host.kubelet.shares.find import SOURCES, find_shares
-from gpuledger_agent.host.kubelet.shares.merge import Merged, merge_allocations
+from gpuledger_agent.host.kubelet.shares.merge import MAX_SHARES, Merged, merge_allocations
 from gpuledger_agent.host.kubelet.shares.stated import MIB
 from tests.unit.agent.host.kubelet.shares.pods import pod
 
@@ -399,3 +399,15 @@ def test_shares_in_percent_add_up_exactly_and_never_exceed_the_gpu(percents: lis
         name: Fraction(percent, whole) for name, percent in zip(names, percents, strict=True)
     }
     assert on_gpu == expected | ({None: Fraction(whole - total, whole)} if total < 100 else {})
+
+
+def test_a_pod_above_the_maximum_of_the_node_is_named_and_has_no_share() -> None:
+    names = [f"pod-{number:04}" for number in range(MAX_SHARES + 1)]
+    found = merged(
+        [device(f"{A}-{number}", name) for number, name in enumerate(names)],
+        # Without a device, an annotation does not use up the maximum.
+        [hami(f"{A},NVIDIA,1,0", name=name) for name in ("no-device", *names)],
+    )
+    assert [one.pod for one in found.allocations] == names[:-1]
+    assert [names[-1] in problem for problem in found.problems] == [True]
+    assert found.unresolved[Unresolved.BAD_ANNOTATION] == 1

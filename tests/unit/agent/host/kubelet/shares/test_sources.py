@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger_agent.host.kubelet.pod_list import ListedPod, ListedSpec
-from gpuledger_agent.host.kubelet.shares.find import MAX_SHARES, SOURCES, find_shares
+from gpuledger_agent.host.kubelet.shares.find import MAX_SHARES_OF_POD, SOURCES, find_shares
 from gpuledger_agent.host.kubelet.shares.gpushare import GPUSHARE
 from gpuledger_agent.host.kubelet.shares.hami import HAMI, VOLCANO
 from gpuledger_agent.host.kubelet.shares.kai import KAI
@@ -337,13 +337,25 @@ def test_a_container_has_the_shares_of_one_product_only() -> None:
     assert only_kai.shares["serving", "chat-0", "main"][0] is KAI
 
 
-def test_a_node_has_a_maximum_number_of_shares_and_the_rest_is_named() -> None:
-    many = f"{A},NVIDIA,1,0:" * MAX_SHARES
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_pod_with_too_many_shares_is_named_and_other_pods_keep_theirs(position: int) -> None:
+    pods = [
+        hami(f"{A},NVIDIA,1,0:;", name="good"),
+        pod(name="r-0", namespace="reserved", labels={"runai-gpu-group": "g1"}),
+    ]
+    expected = find_shares(pods, SOURCES, placeholder_namespaces=("reserved",))
+    pods.insert(position, hami(f"{A},NVIDIA,1,0:" * (MAX_SHARES_OF_POD + 1)))
+    found = find_shares(pods, SOURCES, placeholder_namespaces=("reserved",))
+    assert (found.shares, found.groups) == (expected.shares, expected.groups)
+    assert ["serving/chat-0" in problem for problem in found.problems] == [True]
+
+
+def test_a_pod_may_have_the_maximum_number_of_shares() -> None:
     found = find_shares(
-        [hami(many), hami(f"{A},NVIDIA,1,0:;", name="late")], SOURCES, placeholder_namespaces=()
+        [hami(f"{A},NVIDIA,1,0:" * MAX_SHARES_OF_POD)], SOURCES, placeholder_namespaces=()
     )
-    assert [*found.shares] == [("serving", "chat-0", "main")]
-    assert [str(MAX_SHARES) in problem for problem in found.problems] == [True]
+    assert found.shares
+    assert not found.problems
 
 
 def test_a_product_reports_bad_values_by_the_name_of_the_annotation_only() -> None:
