@@ -320,7 +320,8 @@ ReplicaCounts = Counter[SharedDevice]
 """Number of shares into which a device plugin divides each device."""
 
 
-def _shared_device(resource_name: str, device_id: str, device: ResolvedDevice) -> SharedDevice:
+def shared_device(resource_name: str, device_id: str, device: ResolvedDevice) -> SharedDevice:
+    """Return the key of a device that its plugin divides into shares."""
     # Compute instances of one GPU instance differ only in their UUIDs.
     named = device_id.partition("::")[0]
     instance = named if named.startswith("MIG-") else device.gpu_instance
@@ -335,7 +336,7 @@ def count_replicas(there: Iterable[ContainerDevices], index: DeviceIndex) -> Rep
         for device_id in set(devices.device_ids):
             found = find_device(device_id, index)
             if not isinstance(found, Unresolved) and found.replica is not None:
-                counts[_shared_device(devices.resource_name, device_id, found)] += 1
+                counts[shared_device(devices.resource_name, device_id, found)] += 1
     return counts
 
 
@@ -376,7 +377,7 @@ def allocate(
                     claim=assignment.claim,
                     # A claim's share is not a device plugin's replica.
                     device_replicas=counts.get(
-                        _shared_device(assignment.resource_name, assignment.device_id, resolved)
+                        shared_device(assignment.resource_name, assignment.device_id, resolved)
                     )
                     if resolved.replica is not None and assignment.claim is None
                     else None,

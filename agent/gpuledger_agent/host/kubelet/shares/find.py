@@ -16,7 +16,7 @@ from gpuledger_agent.host.kubelet.shares.stated import (
 )
 
 SOURCES: Final[Sequence[ShareSource]] = (HAMI, VOLCANO, GPUSHARE, KOORDINATOR, KAI)
-"""All products. If a container has shares of several products, the first one counts."""
+"""All products, in the order in which containers have their shares."""
 MAX_SHARES_OF_POD: Final = 64
 """Maximum number of shares that a product's annotations of a pod may state: 16 GPUs for each of 4
 containers."""
@@ -30,10 +30,10 @@ ContainerKey = tuple[str, str, str]
 class StatedPods:
     """The shares of all pods of a node."""
 
-    shares: Mapping[ContainerKey, tuple[ShareSource, Sequence[StatedShare]]] = field(
+    shares: Mapping[ContainerKey, Mapping[ShareSource, Sequence[StatedShare]]] = field(
         default_factory=dict
     )
-    """Each container's shares, and the product that states them."""
+    """Each container's shares, by the product that states them."""
     groups: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     """The groups of each reservation pod, by namespace and name."""
     problems: Sequence[str] = ()
@@ -50,7 +50,7 @@ def find_shares(
 
     Pods in `placeholder_namespaces` are reservation pods, so they have groups but no shares.
     """
-    found: dict[ContainerKey, tuple[ShareSource, list[StatedShare]]] = {}
+    found: dict[ContainerKey, dict[ShareSource, list[StatedShare]]] = {}
     groups: dict[tuple[str, str], Sequence[str]] = {}
     problems: list[str] = []
     for pod in pods:
@@ -74,7 +74,5 @@ def find_shares(
                 continue
             for share in shares:
                 key = namespace, name, share.container
-                of_container = found.setdefault(key, (source, []))
-                if of_container[0] is source:
-                    of_container[1].append(share)
+                found.setdefault(key, {}).setdefault(source, []).append(share)
     return StatedPods(shares=found, groups=groups, problems=problems)

@@ -5,7 +5,10 @@ The kubelet's report is a fact, an annotation is a statement:
 - If a device id names the container's GPU, the kubelet's allocation counts, and annotations of the
   container are ignored. Such a pod cannot make its GPU cheaper by an annotation.
 - If the ids only count shares, as with HAMi, Volcano and cGPU, the shares of the annotation replace
-  them. A container without such devices has no share of these products.
+  them, but only if the annotation is of the product that owns the resource. A container without
+  such devices has no share of these products.
+- If the ids show an exact share, as cGPU's do on a node with one GPU, the annotation replaces them
+  only if it does not state less.
 - A pod in a reservation namespace has its GPU for others, so nothing is allocated to it. The pods
   of its group have their shares of the GPU.
 
@@ -24,18 +27,24 @@ from gpuledger_agent.host.kubelet.assignments import (
     DeviceIndex,
     ReplicaCounts,
     ResolvedDevice,
+    SharedDevice,
     Unresolved,
     allocate,
     counts_shares,
     find_device,
     is_gpu_id,
     resolve,
+    shared_device,
 )
 from gpuledger_agent.host.kubelet.shares.find import ContainerKey, StatedPods
-from gpuledger_agent.host.kubelet.shares.stated import GpuName, StatedShare, of_parts
+from gpuledger_agent.host.kubelet.shares.gpushare import GPUSHARE
+from gpuledger_agent.host.kubelet.shares.hami import VOLCANO
+from gpuledger_agent.host.kubelet.shares.stated import GpuName, ShareSource, StatedShare, of_parts
 
 MAX_SHARES: Final = 1024
 """Maximum number of allocations of a node that annotations state: 16 GPUs, each in 64 shares."""
+_OWNERS: Final = {"volcano.sh": VOLCANO, "aliyun.com": GPUSHARE}
+"""The products whose resources have a domain of their own. HAMi uses NVIDIA's or any other."""
 _NO_PODS: Final = StatedPods()
 _EXPLAINED: Final[Mapping[Unresolved, str]] = {
     Unresolved.UNKNOWN_GPU: "the node does not have the GPU in the annotation",
@@ -85,6 +94,8 @@ class _Sorted(NamedTuple):
     """The resource of each container with device ids that only count shares."""
     inexact: set[ContainerKey]
     """The containers in `counted` whose share the ids do not show."""
+    pieces: Counter[tuple[ContainerKey, SharedDevice]]
+    """Number of ids of each other container in `counted`."""
 
 
 def merge_allocations(
@@ -103,25 +114,27 @@ def merge_allocations(
     placed: list[DeviceAllocation] = []
     problems = list(stated.problems)
     unresolved = Counter({Unresolved.BAD_ANNOTATION: len(problems)})
-    for key, (source, shares) in stated.shares.items():
-        if key in by_kind.named or (source.has_devices and key not in counted):
-            continue
-        sums: Counter[tuple[str, ResolvedDevice]] = Counter()
-        for share in shares:
+    exact = _exact_shares(by_kind.pieces, replicas or ReplicaCounts())
+    for key, by_source in stated.shares.items():
+        sums: Counter[tuple[ShareSource, str, ResolvedDevice]] = Counter()
+        for source, share in _usable(key, by_source, by_kind):
             place = _place(share, index, by_kind.reserved)
             if isinstance(place, Unresolved):
                 unresolved[place] += 1
                 problems.append(f"pod {key[0]}/{key[1]}: {_EXPLAINED[place]}")
             else:
                 resource_name, device, share_ppm = place
-                sums[resource_name or counted.get(key, source.resource_name), device] += share_ppm
+                resource_name = resource_name or counted.get(key, source.resource_name)
+                sums[source, resource_name, device] += share_ppm
+        if sums.total() < exact.get(key, 0):
+            continue
         if len(placed) + len(sums) > MAX_SHARES:
             unresolved[Unresolved.BAD_ANNOTATION] += 1
             problems.append(f"pod {key[0]}/{key[1]}: the node has over {MAX_SHARES} shares")
             continue
         placed += [
             _allocated(key, source.source, resource_name, device, share_ppm)
-            for (resource_name, device), share_ppm in sums.items()
+            for (source, resource_name, device), share_ppm in sums.items()
         ]
     replaced = {(one.namespace, one.pod, one.container) for one in placed}
     kept = [one for one in by_kind.own if (one.namespace, one.pod, one.container) not in replaced]
@@ -144,7 +157,7 @@ def _sort(
     index: DeviceIndex,
     placeholder_namespaces: Collection[str],
 ) -> _Sorted:
-    found = _Sorted([], [], set(), {}, set())
+    found = _Sorted([], [], set(), {}, set(), Counter())
     for assignment in assignments:
         pod = assignment.namespace, assignment.pod
         if not assignment.is_gpu_resource and not is_gpu_id(assignment.device_id, index):
@@ -161,14 +174,52 @@ def _sort(
             found.named.add(key)
             continue
         found.counted[key] = assignment.resource_name
-        if not _counts_memory(assignment.device_id, index):
+        piece = find_device(assignment.device_id, index)
+        # Ids of cGPU count memory or cores.
+        if "-_-" in assignment.device_id and not isinstance(piece, Unresolved):
+            shared = shared_device(assignment.resource_name, assignment.device_id, piece)
+            found.pieces[key, shared] += 1
+        else:
             found.inexact.add(key)
     return found
 
 
-def _counts_memory(device_id: str, index: DeviceIndex) -> bool:
-    """Return whether an id counts memory, as cGPU's do, and the node's only GPU is known by it."""
-    return "-_-" in device_id and not isinstance(find_device(device_id, index), Unresolved)
+def _usable(
+    key: ContainerKey, by_source: Mapping[ShareSource, Sequence[StatedShare]], by_kind: _Sorted
+) -> list[tuple[ShareSource, StatedShare]]:
+    """Return the shares of a container that the kubelet's devices allow.
+
+    If the kubelet has no device for the container, the shares of all products add up, so that no
+    annotation makes another one's share smaller.
+    """
+    if key in by_kind.named:
+        return []
+    resource_name = by_kind.counted.get(key)
+    if resource_name is None:
+        usable = [source for source in by_source if not source.has_devices]
+    else:
+        usable = [source for source in by_source if _owns(source, resource_name)][:1]
+    return [(source, share) for source in usable for share in by_source[source]]
+
+
+def _owns(source: ShareSource, resource_name: str) -> bool:
+    """Return whether a product's devices may have this resource name."""
+    owner = _OWNERS.get(resource_name.partition("/")[0], source)
+    return source.has_devices and source is owner
+
+
+def _exact_shares(
+    pieces: Mapping[tuple[ContainerKey, SharedDevice], int], replicas: ReplicaCounts
+) -> dict[ContainerKey, int]:
+    """Return the millionths that the kubelet allocated to containers, if it lists all pieces.
+
+    A container may have pieces of memory and of cores; the greater share counts.
+    """
+    exact: dict[ContainerKey, int] = {}
+    for (key, device), number in pieces.items():
+        if whole := replicas[device]:
+            exact[key] = max(exact.get(key, 0), of_parts(number, whole))
+    return exact
 
 
 def _place(

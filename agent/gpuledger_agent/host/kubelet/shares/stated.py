@@ -66,7 +66,8 @@ class ShareSource(NamedTuple):
     resource_name: str
     """The resource that its pods request, if the kubelet does not report one."""
     has_devices: bool
-    """Whether the kubelet also gives these containers devices, whose ids only count shares."""
+    """Whether the kubelet also gives these containers devices, whose ids only count shares. Only
+    the product that owns their resource may then replace them."""
     find: Callable[[ListedPod], Sequence[StatedShare]]
     """Returns the shares that a pod states; empty if it states none. Raises
     `BadAnnotationError`."""

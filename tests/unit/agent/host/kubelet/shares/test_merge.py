@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,13 @@ from gpuledger.records import (
     MigInstance,
     NodeSample,
 )
-from gpuledger_agent.host.kubelet.assignments import DeviceAssignment, DeviceIndex, Unresolved
+from gpuledger_agent.host.kubelet.assignments import (
+    DeviceAssignment,
+    DeviceIndex,
+    Unresolved,
+    count_replicas,
+)
+from gpuledger_agent.host.kubelet.messages import ContainerDevices
 from gpuledger_agent.host.kubelet.pod_list import ListedPod
 from gpuledger_agent.host.kubelet.shares.find import SOURCES, find_shares
 from gpuledger_agent.host.kubelet.shares.merge import MAX_SHARES, Merged, merge_allocations
@@ -72,6 +79,19 @@ def reserving(name: str, group: str | None = None) -> ListedPod:
 
 def hami(*shares: str, name: str = "chat-0") -> ListedPod:
     return pod({"hami.io/vgpu-devices-allocated": ":".join(shares) + ":;"}, name=name)
+
+
+def koordinator(minor: int, cores: int, name: str = "chat-0") -> ListedPod:
+    resources = f'{{"koordinator.sh/gpu-core":"{cores}"}}'
+    devices = f'{{"gpu":[{{"minor":{minor},"resources":{resources}}}]}}'
+    return pod({"scheduling.koordinator.sh/device-allocated": devices}, name=name)
+
+
+def both(first: ListedPod, second: ListedPod) -> ListedPod:
+    """Return the first pod, with the annotations of the second one too."""
+    annotations = {**(first.metadata.annotations or {}), **(second.metadata.annotations or {})}
+    metadata = msgspec.structs.replace(first.metadata, annotations=annotations)
+    return msgspec.structs.replace(first, metadata=metadata)
 
 
 def fraction(value: str, name: str = "chat-0", group: str | None = None) -> ListedPod:
@@ -411,3 +431,90 @@ def test_a_pod_above_the_maximum_of_the_node_is_named_and_has_no_share() -> None
     assert [one.pod for one in found.allocations] == names[:-1]
     assert [names[-1] in problem for problem in found.problems] == [True]
     assert found.unresolved[Unresolved.BAD_ANNOTATION] == 1
+
+
+CGPU: Final = [
+    device(f"{A}-_-{number}", resource_name="aliyun.com/gpu-mem") for number in range(20)
+]
+OTHERS: Final = {
+    "HAMi": hami(f"{B},NVIDIA,0,1"),
+    "Volcano": pod({"volcano.sh/vgpu-ids-new": f"{B},NVIDIA,0,1:;"}),
+    "Koordinator": koordinator(1, 1),
+    "KAI": fraction("0.01"),
+}
+OWN: Final[dict[str, tuple[list[DeviceAssignment], ListedPod]]] = {
+    "HAMi": ([device(f"{A}-0")], hami(f"{A},NVIDIA,0,25")),
+    "Volcano": (
+        [device("0-3", resource_name="volcano.sh/vgpu-number")],
+        pod({"volcano.sh/vgpu-ids-new": f"{A},NVIDIA,0,25:;"}),
+    ),
+    "cGPU": (CGPU, pod({"scheduler.framework.gpushare.allocation": '{"0":{"0":20}}'})),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("own", OWN)
+def test_only_the_product_of_the_resource_may_replace_the_kubelets_devices(
+    own: str, other: str
+) -> None:
+    devices, stating = OWN[own]
+    behind = [reservation(B, "r-0"), *devices], [reserving("r-0")]
+    expected = {"chat-0": QUARTER, None: 3 * QUARTER}
+    if own != other:
+        stating = both(stating, OTHERS[other])
+    assert parts(merged(behind[0], [*behind[1], stating])) == [expected, FREE]
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [("HAMi", "KAI"), ("HAMi", "Koordinator"), ("Volcano", "HAMi"), ("cGPU", "Volcano")],
+)
+def test_an_annotation_of_another_product_alone_replaces_nothing(own: str, other: str) -> None:
+    devices, _ = OWN[own]
+    found = merged([reservation(B, "r-0"), *devices], [reserving("r-0"), OTHERS[other]])
+    assert found.stated_count == 0
+    assert found.unnamed == [("serving", "chat-0", "main")]
+
+
+@pytest.mark.parametrize("claim", ["Koordinator", "KAI"])
+def test_no_other_annotation_makes_a_share_without_devices_smaller(claim: str) -> None:
+    """Such a share adds up with shares of other products, and ignores those that need devices."""
+    own = {"Koordinator": fraction("0.5"), "KAI": koordinator(0, 50)}[claim]
+    other = both(OTHERS[claim], hami(f"{A},NVIDIA,0,1"))
+    found = merged([reservation(A, "r-0")], [reserving("r-0"), both(own, other)])
+    assert parts(found)[0]["chat-0"] >= HALF
+
+
+@pytest.mark.parametrize(
+    ("memory", "cores", "expected"),
+    [(20, 0, 250_000), (1, 0, None), (1, 50, 500_000), (1, 24, None)],
+    ids=["the same", "less", "more", "less in both"],
+)
+def test_an_exact_share_of_the_kubelet_is_never_replaced_by_a_smaller_one(
+    memory: int, cores: int, expected: int | None
+) -> None:
+    index = DeviceIndex.of(
+        [
+            GpuFacts(
+                uuid=A,
+                index=0,
+                minor_number=0,
+                memory_total_bytes=GPU_MIB * MIB,
+                instances=[],
+                capabilities=[],
+            )
+        ]
+    )
+    annotations = {
+        "scheduler.framework.gpushare.allocation": f'{{"0":{{"0":{memory}}}}}',
+        "gpushare.alibabacloud.com/core-percentage": f'{{"0":{{"0":{cores}}}}}',
+    }
+    there = [f"{A}-_-{number}" for number in range(80)]
+    replicas = count_replicas(
+        [ContainerDevices(resource_name="aliyun.com/gpu-mem", device_ids=there)], index
+    )
+    stated = find_shares([pod(annotations)], SOURCES, placeholder_namespaces=())
+    found = merge_allocations(CGPU, stated, index, replicas)
+    assert [one.share_ppm for one in found.allocations] == ([expected] if expected else [None] * 20)
+    assert parts(found)[0]["chat-0"] == Fraction(expected or 250_000, 1_000_000)
+    assert not found.unnamed

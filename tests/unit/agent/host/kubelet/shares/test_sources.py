@@ -322,7 +322,7 @@ def test_a_reservation_pod_has_a_group_and_no_share() -> None:
     assert found.groups == {("reserved", "chat-0"): ["g1"]}
 
 
-def test_a_container_has_the_shares_of_one_product_only() -> None:
+def test_a_container_has_the_shares_of_each_product_that_is_read() -> None:
     both = pod(
         {
             "hami.io/vgpu-devices-allocated": f"{A},NVIDIA,1000,0:;",
@@ -331,10 +331,13 @@ def test_a_container_has_the_shares_of_one_product_only() -> None:
     )
     found = find_shares([both], SOURCES, placeholder_namespaces=())
     assert found.shares == {
-        ("serving", "chat-0", "main"): (HAMI, [by_uuid(A, memory_bytes=1000 * MIB)])
+        ("serving", "chat-0", "main"): {
+            HAMI: [by_uuid(A, memory_bytes=1000 * MIB)],
+            KAI: [of_group("", share_ppm=500_000)],
+        }
     }
     only_kai = find_shares([both], [KAI], placeholder_namespaces=())
-    assert only_kai.shares["serving", "chat-0", "main"][0] is KAI
+    assert [*only_kai.shares["serving", "chat-0", "main"]] == [KAI]
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
