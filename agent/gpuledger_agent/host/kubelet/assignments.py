@@ -45,6 +45,9 @@ class Unresolved(StrEnum):
     """An annotation that states shares cannot be read, or the pod or node has too many shares."""
     UNKNOWN_GROUP = "unknown_group"
     """A pod has a share of a reserved GPU, but the GPU of its group is unknown."""
+    ALLOCATED_WHOLE = "allocated_whole"
+    """An annotation states a share of a GPU that the kubelet allocated to another container as a
+    whole."""
     UNKNOWN_MEMORY = "unknown_memory"
     """An annotation states a share as memory, and the memory of the GPU is unknown."""
 

@@ -9,6 +9,7 @@ The kubelet's report is a fact, an annotation is a statement:
   such devices has no share of these products.
 - If the ids show an exact share, as cGPU's do on a node with one GPU, the annotation replaces them
   only if it does not state less.
+- No share takes from a device that the kubelet allocated to another container as a whole.
 - A pod in a reservation namespace has its GPU for others, so nothing is allocated to it. The pods
   of its group have their shares of the GPU.
 
@@ -51,6 +52,7 @@ _EXPLAINED: Final[Mapping[Unresolved, str]] = {
     Unresolved.UNKNOWN_INSTANCE: "the annotation does not name a MIG instance of the node",
     Unresolved.UNKNOWN_FORM: "the annotation does not contain the UUID of a GPU",
     Unresolved.UNKNOWN_GROUP: "no reservation pod of its group has a GPU on the node",
+    Unresolved.ALLOCATED_WHOLE: "the kubelet allocated the whole GPU to another container",
     Unresolved.UNKNOWN_MEMORY: "the memory of the GPU is unknown, so its share is unknown too",
 }
 
@@ -94,6 +96,8 @@ class _Sorted(NamedTuple):
     """The resource of each container with device ids that only count shares."""
     inexact: set[ContainerKey]
     """The containers in `counted` whose share the ids do not show."""
+    whole: set[ResolvedDevice]
+    """The devices that were allocated to containers in `named` as a whole."""
     pieces: Counter[tuple[ContainerKey, SharedDevice]]
     """Number of ids of each other container in `counted`."""
 
@@ -109,7 +113,7 @@ def merge_allocations(
 ) -> Merged:
     """Return the allocations of a node; `stated` are the shares that annotations state."""
     stated = stated or _NO_PODS
-    by_kind = _sort(assignments, stated, index, placeholder_namespaces)
+    by_kind = _sort(assignments, stated, index, placeholder_namespaces, admin_access_namespaces)
     counted = by_kind.counted
     placed: list[DeviceAllocation] = []
     problems = list(stated.problems)
@@ -118,7 +122,7 @@ def merge_allocations(
     for key, by_source in stated.shares.items():
         sums: Counter[tuple[ShareSource, str, ResolvedDevice]] = Counter()
         for source, share in _usable(key, by_source, by_kind):
-            place = _place(share, index, by_kind.reserved)
+            place = _place(share, index, by_kind)
             if isinstance(place, Unresolved):
                 unresolved[place] += 1
                 problems.append(f"pod {key[0]}/{key[1]}: {_EXPLAINED[place]}")
@@ -156,8 +160,9 @@ def _sort(
     stated: StatedPods,
     index: DeviceIndex,
     placeholder_namespaces: Collection[str],
+    admin_access_namespaces: Collection[str],
 ) -> _Sorted:
-    found = _Sorted([], [], set(), {}, set(), Counter())
+    found = _Sorted([], [], set(), {}, set(), set(), Counter())
     for assignment in assignments:
         pod = assignment.namespace, assignment.pod
         if not assignment.is_gpu_resource and not is_gpu_id(assignment.device_id, index):
@@ -172,6 +177,10 @@ def _sort(
         key = *pod, assignment.container
         if assignment.claim is not None or not counts_shares(assignment.device_id, index):
             found.named.add(key)
+            device = resolve(assignment, index)
+            is_admin = assignment.claim and assignment.namespace in admin_access_namespaces
+            if not isinstance(device, Unresolved) and device.replica is None and not is_admin:
+                found.whole.add(device)
             continue
         found.counted[key] = assignment.resource_name
         piece = find_device(assignment.device_id, index)
@@ -223,7 +232,7 @@ def _exact_shares(
 
 
 def _place(
-    share: StatedShare, index: DeviceIndex, reserved: Sequence[_Reserved]
+    share: StatedShare, index: DeviceIndex, by_kind: _Sorted
 ) -> tuple[str, ResolvedDevice, int] | Unresolved:
     """Return the resource name, device and millionths of a share, or the reason if unknown.
 
@@ -231,7 +240,9 @@ def _place(
     """
     resource_name = ""
     if share.gpu.kind == "group":
-        found = [one for one in reserved if share.gpu.name in one.groups or not share.gpu.name]
+        found = [
+            one for one in by_kind.reserved if share.gpu.name in one.groups or not share.gpu.name
+        ]
         if len(found) != 1:
             return Unresolved.UNKNOWN_GROUP
         resource_name, device = found[0].resource_name, found[0].device
@@ -240,6 +251,9 @@ def _place(
         if isinstance(resolved, Unresolved):
             return resolved
         device = resolved
+    # A whole GPU has its instances too.
+    if not by_kind.whole.isdisjoint({device, ResolvedDevice(gpu_uuid=device.gpu_uuid)}):
+        return Unresolved.ALLOCATED_WHOLE
     share_ppm = share.share_ppm
     if share.memory_bytes:
         total = index.memory_of(device)

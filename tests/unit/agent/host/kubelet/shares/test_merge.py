@@ -518,3 +518,51 @@ def test_an_exact_share_of_the_kubelet_is_never_replaced_by_a_smaller_one(
     assert [one.share_ppm for one in found.allocations] == ([expected] if expected else [None] * 20)
     assert parts(found)[0]["chat-0"] == Fraction(expected or 250_000, 1_000_000)
     assert not found.unnamed
+
+
+WHOLE: Final = {
+    "a device plugin": device(A, "victim"),
+    "a resource claim": device(
+        "gpu-0", "victim", resource_name="gpu.nvidia.com", claim="serving/gpu"
+    ),
+}
+TAKERS: Final[dict[str, tuple[list[DeviceAssignment], list[ListedPod]]]] = {
+    "Koordinator": ([], [koordinator(0, 100)]),
+    "HAMi": ([device("0-3")], [hami(f"{A},NVIDIA,0,100")]),
+    "KAI": ([reservation(A, "r-0")], [reserving("r-0"), fraction("1")]),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("holder", WHOLE)
+def test_no_annotation_takes_from_a_device_that_the_kubelet_gave_to_another_container(
+    holder: str, taker: str
+) -> None:
+    devices, pods = TAKERS[taker]
+    found = merged([*devices, WHOLE[holder]], pods)
+    assert parts(found) == [{"victim": Fraction(1)}, FREE]
+    assert found.unresolved[Unresolved.ALLOCATED_WHOLE] == 1
+    assert ["serving/chat-0" in problem for problem in found.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        device(f"{A}::0", "other"),
+        device(B, "other"),
+        device("gpu-0", "other", claim="serving/gpu", share_id="1"),
+        device("gpu-0", "other", namespace="monitoring", claim="monitoring/gpu"),
+    ],
+    ids=["a replica", "another GPU", "a share of a claim", "admin access"],
+)
+def test_a_device_that_no_container_has_as_a_whole_may_be_shared(other: DeviceAssignment) -> None:
+    found = merged([other], [koordinator(0, 50)], admin_access_namespaces=("monitoring",))
+    assert [one.pod for one in found.allocations if one.source] == ["chat-0"]
+    assert not found.problems
+
+
+def test_an_instance_is_not_shared_if_the_kubelet_gave_its_gpu_to_another_container() -> None:
+    for held in (MIG, "GPU-c"):
+        found = merged([device(held, "victim"), device("0-3")], [hami(f"{MIG},NVIDIA,5,0")])
+        assert found.stated_count == 0
+        assert found.unresolved[Unresolved.ALLOCATED_WHOLE] == 1
