@@ -23,6 +23,8 @@ CLAIM_DRIVER: Final = "gpu.nvidia.com"
 _OLD_MIG: Final = re.compile(r"MIG-(?P<gpu>GPU-[^/]+)/(?P<instance>\d+)/\d+")
 _GKE: Final = re.compile(r"nvidia(?P<minor>\d+)(/gi(?P<instance>\d+))?(/vgpu(?P<replica>\d+))?")
 _COUNTED: Final = re.compile(r"(?P<gpu>GPU-.+?)(-_)?-(?P<replica>\d+)")
+_COUNTED_OF_ANY: Final = re.compile(r"GPU-(.+-_|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})-\d+")
+"""An id in `_COUNTED`'s form that is recognized even if the node does not have the GPU."""
 _CLAIMED_GPU: Final = re.compile(r"gpu-(?P<minor>\d+)")
 _CLAIMED_MIG: Final = re.compile(
     r"gpu-(?P<minor>\d+)-mig-(?P<profile>[a-z0-9-]+)-(?P<first>\d+)-(?P<second>\d+)"
@@ -143,8 +145,11 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
 
 def counts_shares(device_id: str, index: DeviceIndex) -> bool:
     """Return whether a device id only counts shares, so that an annotation names the GPU."""
+    if device_id in index.uuids:
+        return False
     match = _COUNTED.fullmatch(device_id)
-    if match and match["gpu"] in index.uuids and device_id not in index.uuids:
+    # A GPU may be gone although the annotation names another one.
+    if match and (match["gpu"] in index.uuids or _COUNTED_OF_ANY.fullmatch(device_id)):
         return True
     return find_device(device_id, index) is Unresolved.UNKNOWN_FORM
 

@@ -566,3 +566,37 @@ def test_an_instance_is_not_shared_if_the_kubelet_gave_its_gpu_to_another_contai
         found = merged([device(held, "victim"), device("0-3")], [hami(f"{MIG},NVIDIA,5,0")])
         assert found.stated_count == 0
         assert found.unresolved[Unresolved.ALLOCATED_WHOLE] == 1
+
+
+GONE: Final = "GPU-04dc48d7-9f0c-4d0a-8b52-6b6f3a5f2b11"
+
+
+@pytest.mark.parametrize(
+    ("device_id", "resource_name", "stating"),
+    [
+        (f"{GONE}-3", "nvidia.com/gpu", hami(f"{A},NVIDIA,0,25")),
+        (
+            f"{GONE}-_-3",
+            "aliyun.com/gpu-mem",
+            pod({"scheduler.framework.gpushare.allocation": '{"0":{"0":20}}'}),
+        ),
+    ],
+    ids=["HAMi", "cGPU"],
+)
+def test_an_id_counts_shares_even_if_the_node_no_longer_has_the_gpu_in_it(
+    device_id: str, resource_name: str, stating: ListedPod
+) -> None:
+    counted = device(device_id, resource_name=resource_name)
+    found = merged([counted], [stating])
+    assert parts(found) == [{"chat-0": QUARTER, None: 3 * QUARTER}, FREE]
+    assert not found.problems
+    assert merged([counted], []).unnamed == [("serving", "chat-0", "main")]
+
+
+def test_the_uuid_of_a_gpu_that_the_node_no_longer_has_names_a_gpu() -> None:
+    """Even if its last group of digits looks like the number of a share."""
+    digits = "GPU-04dc48d7-9f0c-4d0a-8b52-123456789012"
+    for uuid in (GONE, digits):
+        found = merged([device(uuid)], [hami(f"{A},NVIDIA,0,25")])
+        assert found.allocations == []
+        assert not found.unnamed
