@@ -142,7 +142,7 @@ class KubeletPodList:
         return PodListError(f"the kubelet at {self._url}: {message}")
 
 
-class ListedMetadata(msgspec.Struct, frozen=True):
+class ListedMetadata(msgspec.Struct, frozen=True, rename="camel"):
     """The metadata of a listed pod."""
 
     uid: str
@@ -155,6 +155,9 @@ class ListedMetadata(msgspec.Struct, frozen=True):
     """The pod's labels."""
     annotations: Mapping[str, str] | None = None
     """The pod's annotations."""
+    creation_timestamp: str | None = None
+    """The time in UTC at which the pod was created, such as `2026-11-29T08:00:00Z`; absent for
+    static pods. Such times sort as texts."""
 
 
 class ListedResources(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """Finds the shares that the annotations of all pods of the node state, without I/O."""
 
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,6 +37,8 @@ class StatedPods:
     """Each container's shares, by the product that states them."""
     groups: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     """The groups of each reservation pod, by namespace and name."""
+    ended: AbstractSet[tuple[str, str]] = frozenset()
+    """The namespaces and names of ended pods, unless another pod of that name has not ended."""
     problems: Sequence[str] = ()
     """For each annotation that could not be used: the pod and the reason."""
 
@@ -48,16 +51,20 @@ def find_shares(
 ) -> StatedPods:
     """Return the shares that the annotations of these pods state.
 
-    Pods in `placeholder_namespaces` are reservation pods, so they have groups but no shares.
+    Ended pods have none. If several other pods have one name, the newest one counts. Pods in
+    `placeholder_namespaces` are reservation pods, so they have groups but no shares.
     """
     found: dict[ContainerKey, dict[ShareSource, list[StatedShare]]] = {}
     groups: dict[tuple[str, str], Sequence[str]] = {}
     problems: list[str] = []
-    for pod in pods:
-        namespace, name = pod.metadata.namespace, pod.metadata.name
-        # The kubelet lists a pod until the pod is deleted, although its containers have ended.
-        if pod.status.phase in _ENDED:
-            continue
+    # The kubelet lists a pod until the pod is deleted, although its containers have ended.
+    running = [pod for pod in pods if pod.status.phase not in _ENDED]
+    # A pod that is being deleted may have its successor's name.
+    newest = {
+        _name_of(pod): pod
+        for pod in sorted(running, key=lambda pod: pod.metadata.creation_timestamp or "")
+    }
+    for (namespace, name), pod in newest.items():
         if namespace in placeholder_namespaces:
             groups[namespace, name] = groups_of(pod)
             continue
@@ -75,4 +82,9 @@ def find_shares(
             for share in shares:
                 key = namespace, name, share.container
                 found.setdefault(key, {}).setdefault(source, []).append(share)
-    return StatedPods(shares=found, groups=groups, problems=problems)
+    ended = {_name_of(pod) for pod in pods} - newest.keys()
+    return StatedPods(shares=found, groups=groups, ended=ended, problems=problems)
+
+
+def _name_of(pod: ListedPod) -> tuple[str, str]:
+    return pod.metadata.namespace, pod.metadata.name

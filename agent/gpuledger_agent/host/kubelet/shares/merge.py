@@ -151,7 +151,7 @@ def merge_allocations(
         problems=problems,
         unnamed=sorted(by_kind.inexact - replaced),
         stated_count=len(placed),
-        reserved=len(by_kind.reserved),
+        reserved=len({one.device for one in by_kind.reserved}),
     )
 
 
@@ -169,7 +169,7 @@ def _sort(
             continue
         if assignment.namespace in placeholder_namespaces:
             device = resolve(assignment, index)
-            if not isinstance(device, Unresolved):
+            if not isinstance(device, Unresolved) and pod not in stated.ended:
                 groups = stated.groups.get(pod, ())
                 found.reserved.append(_Reserved(assignment.resource_name, device, groups))
             continue
@@ -179,7 +179,8 @@ def _sort(
             found.named.add(key)
             device = resolve(assignment, index)
             is_admin = assignment.claim and assignment.namespace in admin_access_namespaces
-            if not isinstance(device, Unresolved) and device.replica is None and not is_admin:
+            is_current = not is_admin and pod not in stated.ended
+            if is_current and not isinstance(device, Unresolved) and device.replica is None:
                 found.whole.add(device)
             continue
         found.counted[key] = assignment.resource_name
@@ -240,12 +241,15 @@ def _place(
     """
     resource_name = ""
     if share.gpu.kind == "group":
-        found = [
-            one for one in by_kind.reserved if share.gpu.name in one.groups or not share.gpu.name
-        ]
+        # The kubelet may list a GPU twice, and a group may have a new reservation pod already.
+        found = {
+            one.device: one.resource_name
+            for one in by_kind.reserved
+            if share.gpu.name in one.groups or not share.gpu.name
+        }
         if len(found) != 1:
             return Unresolved.UNKNOWN_GROUP
-        resource_name, device = found[0].resource_name, found[0].device
+        ((device, resource_name),) = found.items()
     else:
         resolved = _find_named(share.gpu, index)
         if isinstance(resolved, Unresolved):

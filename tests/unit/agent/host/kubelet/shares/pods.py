@@ -22,11 +22,17 @@ def pod(
     labels: Mapping[str, str] | None = None,
     init: Sequence[str] = (),
     phase: str = "Running",
+    created: str | None = None,
 ) -> ListedPod:
     """Return a pod; a container is a name, or a name and its limits."""
     return ListedPod(
         metadata=ListedMetadata(
-            uid=name, name=name, namespace=namespace, labels=labels, annotations=annotations
+            uid=name,
+            name=name,
+            namespace=namespace,
+            labels=labels,
+            annotations=annotations,
+            creation_timestamp=created,
         ),
         spec=ListedSpec(
             node_name=NODE,

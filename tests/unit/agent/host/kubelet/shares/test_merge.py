@@ -245,6 +245,24 @@ CASES: list[
         [FREE, {"chat-0": HALF, None: HALF}],
     ),
     (
+        "a reserved GPU that is listed twice",
+        [reservation(A, "r-0"), reservation(A, "r-0")],
+        [reserving("r-0", "g1"), fraction("0.5", group="g1")],
+        [{"chat-0": HALF, None: HALF}, FREE],
+    ),
+    (
+        "the former and the new reservation pod of a group",
+        [reservation(A, "r-0"), reservation(A, "r-1")],
+        [reserving("r-0", "g1"), reserving("r-1", "g1"), fraction("0.5", group="g1")],
+        [{"chat-0": HALF, None: HALF}, FREE],
+    ),
+    (
+        "an ended reservation pod that the kubelet still lists",
+        [reservation(B, "r-0"), reservation(A, "r-1")],
+        [pod(name="r-0", namespace=RESERVED[0], phase="Failed"), reserving("r-1"), fraction("0.5")],
+        [{"chat-0": HALF, None: HALF}, FREE],
+    ),
+    (
         "memory of a reserved GPU",
         [reservation(A, "r-0")],
         [reserving("r-0"), pod({"gpu-memory": "20480"})],
@@ -600,3 +618,9 @@ def test_the_uuid_of_a_gpu_that_the_node_no_longer_has_names_a_gpu() -> None:
         found = merged([device(uuid)], [hami(f"{A},NVIDIA,0,25")])
         assert found.allocations == []
         assert not found.unnamed
+
+
+def test_a_gpu_of_an_ended_pod_that_the_kubelet_still_lists_may_be_shared() -> None:
+    victim = pod(name="victim", phase="Succeeded")
+    found = merged([device(A, "victim")], [victim, koordinator(0, 50)])
+    assert found.stated_count == 1

@@ -311,6 +311,26 @@ def test_a_pod_whose_containers_have_ended_has_no_share(phase: str) -> None:
     ended = hami(f"{A},NVIDIA,1000,0:;", phase=phase)
     found = find_shares([ended], SOURCES, placeholder_namespaces=())
     assert (found.shares, found.groups, found.problems) == ({}, {}, [])
+    assert found.ended == {("serving", "chat-0")}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ({"created": "2026-11-29T08:00:00Z"}, {"created": "2026-11-29T08:00:01Z"}),
+        ({}, {"created": "2026-11-29T08:00:01Z"}),
+        ({"created": "2026-11-29T08:00:01Z", "phase": "Failed"}, {}),
+    ],
+    ids=["a newer pod", "a static pod", "an ended pod"],
+)
+def test_of_several_pods_of_one_name_the_newest_that_runs_has_its_shares(
+    older: dict[str, str], newer: dict[str, str], order: int
+) -> None:
+    pods = [hami(f"{A},NVIDIA,0,60:;", **older), hami(f"{B},NVIDIA,0,60:;", **newer)]
+    found = find_shares(pods[::order], SOURCES, placeholder_namespaces=())
+    assert found.shares == {("serving", "chat-0", "main"): {HAMI: [by_uuid(B, share_ppm=600_000)]}}
+    assert not found.ended
 
 
 def test_a_reservation_pod_has_a_group_and_no_share() -> None:
