@@ -184,6 +184,8 @@ class Allocations:
         self._done.set()
         self._answer = b""
         self._answered_ns: int | None = None
+        self._is_found = False
+        """Whether the node has a kubelet: a query did not fail only because of a missing socket."""
         self._is_absent = False
         self._listed: list[tuple[tuple[str, str], Sequence[DeviceAssignment]]] = []
         """The pods in the last response that have GPUs, and the other pods of the same names."""
@@ -298,11 +300,8 @@ class Allocations:
                 await self._refresh_allocatable()
             except KubeletError as error:
                 KUBELET_ERRORS.labels(reason=error.reason).inc()
-                self._is_absent = (
-                    error.reason == "missing"
-                    and self._settings.enabled == "auto"
-                    and self._answered_ns is None
-                )
+                self._is_found = self._is_found or error.reason != "missing"
+                self._is_absent = self._settings.enabled == "auto" and not self._is_found
                 self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
                 # Not a `RetryingCaller`, because a tick starts the retry, and a failure only fails
                 # the check if the last success was too long ago.
@@ -352,6 +351,7 @@ class Allocations:
         if self._listed_pods:
             self._listed_pods.learn([(name, frozenset(devices)) for name, devices in self._listed])
         self._answered_ns = self._clock.monotonic_ns()
+        self._is_found = True
         KUBELET_ANSWERS.inc()
         count = sum(assignment.is_gpu_resource for assignment in self._assignments)
         if count and self._listed_pods and not self._listed_pods.shows_cgroups:

@@ -328,9 +328,11 @@ async def test_allocations_are_unknown_until_the_kubelet_of_a_node_answers(
         assert bench.allocations.are_unknown == is_unknown
 
 
-async def test_a_kubelet_that_has_answered_does_not_become_absent() -> None:
-    bench = Bench(answer(GPU))
+@pytest.mark.parametrize("before", [answer(GPU), b"\x0a\x05ab", "refused", "forbidden", "deadline"])
+async def test_a_kubelet_that_was_there_does_not_become_absent(before: bytes | str) -> None:
+    bench = Bench(before)
     async with bench.running():
+        await bench.advance(100)
         bench.kubelet.given = "missing"
         await bench.advance(100)
         assert bench.allocations.are_unknown
