@@ -44,7 +44,7 @@ on a device have equal parts, which add up to 1. In the list of parts, jobs foll
 sorted by id. If a device is allocated both to a job and to a container, both count, and each part
 is divided by the sum of all parts.
 
-If the node's kubelet does not answer (`NodeSample.allocations_unknown`), the rest is unknown
+If allocations of the node are unknown (`NodeSample.allocations_unknown`), the rest is unknown
 instead: it may be allocated to any container.
 
 A partitioned GPU runs nothing outside its instances. Its own row, which stands for the slices
@@ -93,7 +93,7 @@ class AllocatedParts(NamedTuple):
     whole: int
     """The whole device, the denominator of all parts."""
     is_rest_unknown: bool = False
-    """Whether the part of no container or job is unknown, because the kubelet does not answer."""
+    """Whether the part of no container or job is unknown (`NodeSample.allocations_unknown`)."""
     is_scaled: bool = False
     """Whether more than the device is allocated, so that each part was divided by their sum."""
 

@@ -118,8 +118,8 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     """For `job`: the job of a scheduler such as Slurm. For `idle`: the job to which this unused
     part is allocated, according to the scheduler's directory."""
     allocation_unknown: bool | None = None
-    """For `idle`: true if it is unknown whether and to whom this part is allocated, because the
-    node's kubelet does not answer."""
+    """For `idle`: true if it is unknown whether and to whom this part is allocated
+    (`allocations_unknown` in the sample)."""
 
 
 class PodDescription(BaseRecord, frozen=True, kw_only=True):

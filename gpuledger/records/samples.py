@@ -180,9 +180,9 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)]
     """Devices that the kubelet has allocated; empty if the kubelet does not answer."""
     allocations_unknown: bool | None = None
-    """True if the node's kubelet has not answered for longer than its last answer is valid: what
-    `allocations` and `job_allocations` leave of a device may be allocated, but to whom is
-    unknown."""
+    """True if it is unknown to whom the rest of a device, beyond `allocations` and
+    `job_allocations`, is allocated. Either the last answer of the node's kubelet is no longer
+    valid, or the agent has not read the annotations with the shares of pods."""
     ended_processes: Annotated[list[ProcessExit], at_most(MAX_ENDED_PROCESSES)] | None = None
     """Processes that finished with a GPU by this sample, if the driver's accounting is on."""
     job_allocations: Annotated[list[JobAllocation], at_most(MAX_JOB_ALLOCATIONS)] | None = None

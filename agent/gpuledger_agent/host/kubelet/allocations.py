@@ -236,12 +236,16 @@ class Allocations:
 
     @property
     def are_unknown(self) -> bool:
-        """Whether the kubelet may have allocated devices that `current` lacks.
+        """Whether devices may be allocated that the last list of `current` lacks.
 
         Allocations are unknown if there is no response or the last response is too old. But if
         `kubelet.enabled` is `auto` and the kubelet's socket never existed, the node has no kubelet.
+        Allocations are also unknown if pods have shares that only annotations state, and the
+        annotations were never read.
         """
-        return not (self._is_fresh() or self._is_absent)
+        if not self._is_fresh():
+            return not self._is_absent
+        return self._shares is not None and self._shares.are_unknown(self._merged)
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
         """Return the allocations in the last response whose GPU is in `devices`.

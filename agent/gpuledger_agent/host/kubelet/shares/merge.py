@@ -119,7 +119,8 @@ def merge_allocations(
     problems = list(stated.problems)
     unresolved = Counter({Unresolved.BAD_ANNOTATION: len(problems)})
     exact = _exact_shares(by_kind.pieces, replicas or ReplicaCounts())
-    for key, by_source in stated.shares.items():
+    # The maximum first applies to pods without devices, because anybody can state such shares.
+    for key, by_source in sorted(stated.shares.items(), key=lambda item: item[0] not in counted):
         sums: Counter[tuple[ShareSource, str, ResolvedDevice]] = Counter()
         for source, share in _usable(key, by_source, by_kind):
             place = _place(share, index, by_kind)

@@ -65,6 +65,13 @@ class PodShares:
         if stated != self.stated:
             self.stated = stated
 
+    def are_unknown(self, merged: Merged) -> bool:
+        """Return whether pods have shares that no annotation could state, because none were read.
+
+        The last response stays in use during an outage.
+        """
+        return bool(self._sources and self.stated is None and (merged.unnamed or merged.reserved))
+
     def report(self, merged: Merged) -> None:
         """Set the check; call it in each tick, because the state of the queries changes too."""
         is_failing = self._pod_list_check is not None and self._pod_list_check.has_failed

@@ -17,7 +17,8 @@ from gpuledger.runtime import Backoff, Check
 from gpuledger_agent.host.kubelet.allocations import Allocations
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
 from gpuledger_agent.host.kubelet.messages import KubeletError
-from gpuledger_agent.settings import KubeletSettings
+from gpuledger_agent.host.kubelet.shares.pod_shares import PodShares
+from gpuledger_agent.settings import AllocationsSettings, KubeletSettings
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
 from tests.examples import examples
@@ -77,7 +78,13 @@ class FakeKubelet:
 
 
 class Bench:
-    def __init__(self, given: bytes | str, *, enabled: bool | Literal["auto"] = "auto") -> None:
+    def __init__(
+        self,
+        given: bytes | str,
+        *,
+        enabled: bool | Literal["auto"] = "auto",
+        shares: PodShares | None = None,
+    ) -> None:
         self.clock = ManualClock(start_ns=1_795_000_000_000_000_000)
         self.has_changed = False
         self.kubelet = FakeKubelet(given)
@@ -89,6 +96,7 @@ class Bench:
             backoff=Backoff(jitter=lambda: 1.0),
             settings=KubeletSettings(enabled=enabled, cache_ttl_seconds=60),
             have_pods_changed=lambda: self.has_changed,
+            shares=shares,
         )
 
     def allocated(self, devices: DeviceIndex = BOTH) -> list[str]:
@@ -326,6 +334,29 @@ async def test_allocations_are_unknown_until_the_kubelet_of_a_node_answers(
     async with bench.running():
         await bench.advance(200)
         assert bench.allocations.are_unknown == is_unknown
+
+
+@pytest.mark.parametrize("is_reserved", [True, False])
+async def test_the_rest_of_a_node_is_unknown_until_the_shares_of_reserved_gpus_are_read(
+    *, is_reserved: bool
+) -> None:
+    namespaces = ("serving",) if is_reserved else ()
+    shares = PodShares(
+        AllocationsSettings(placeholder_namespaces=namespaces),
+        check=Check(),
+        pod_list_check=Check(),
+    )
+    bench = Bench(answer(GPU), shares=shares)
+    async with bench.running():
+        assert bench.allocated() == ([] if is_reserved else [GPU])
+        assert bench.allocations.are_unknown == is_reserved
+        shares.take_pods([])
+        assert bench.allocated() == ([] if is_reserved else [GPU])
+        assert not bench.allocations.are_unknown
+        bench.kubelet.given = "refused"
+        await bench.advance(100)
+        assert bench.allocated() == []
+        assert bench.allocations.are_unknown
 
 
 @pytest.mark.parametrize("before", [answer(GPU), b"\x0a\x05ab", "refused", "forbidden", "deadline"])

@@ -443,12 +443,18 @@ def test_a_pod_above_the_maximum_of_the_node_is_named_and_has_no_share() -> None
     names = [f"pod-{number:04}" for number in range(MAX_SHARES + 1)]
     found = merged(
         [device(f"{A}-{number}", name) for number, name in enumerate(names)],
-        # Without a device, an annotation does not use up the maximum.
-        [hami(f"{A},NVIDIA,1,0", name=name) for name in ("no-device", *names)],
+        # A pod without a device does not use up the maximum.
+        [
+            koordinator(0, 1, "no-device"),
+            *(hami(f"{A},NVIDIA,1,0", name=name) for name in ("no-device-0", *names)),
+        ],
     )
     assert [one.pod for one in found.allocations] == names[:-1]
-    assert [names[-1] in problem for problem in found.problems] == [True]
-    assert found.unresolved[Unresolved.BAD_ANNOTATION] == 1
+    assert [problem.split(":")[0] for problem in found.problems] == [
+        f"pod serving/{names[-1]}",
+        "pod serving/no-device",
+    ]
+    assert found.unresolved[Unresolved.BAD_ANNOTATION] == 2
 
 
 CGPU: Final = [

@@ -1,5 +1,6 @@
 """The check of stated shares, and the queries of the kubelet's list of pods that it depends on."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 import pytest
@@ -8,7 +9,7 @@ from gpuledger.records import GpuFacts
 from gpuledger.runtime import Check
 from gpuledger_agent.host.kubelet.assignments import DeviceAssignment, DeviceIndex
 from gpuledger_agent.host.kubelet.pod_list import ListedPod
-from gpuledger_agent.host.kubelet.shares.merge import merge_allocations
+from gpuledger_agent.host.kubelet.shares.merge import Merged, merge_allocations
 from gpuledger_agent.host.kubelet.shares.pod_shares import PodShares
 from gpuledger_agent.settings import AllocationsSettings
 from tests.errors import has_words
@@ -53,14 +54,21 @@ class Bench:
         """Report the devices, and the pods if the kubelet lists them; return the detail."""
         if pods is not None:
             self.shares.take_pods(pods)
-        merged = merge_allocations(
+        self.shares.report(self.merge(devices))
+        return self.check.detail
+
+    def are_unknown(self, *devices: DeviceAssignment) -> bool:
+        """Return whether it is unknown to whom the rest of these devices is allocated."""
+        return self.shares.are_unknown(self.merge(devices))
+
+    def merge(self, devices: Iterable[DeviceAssignment]) -> Merged:
+        """Return the allocations of these devices."""
+        return merge_allocations(
             devices,
             self.shares.stated,
             GPUS,
             placeholder_namespaces=self.shares.placeholder_namespaces,
         )
-        self.shares.report(merged)
-        return self.check.detail
 
 
 def test_the_check_passes_on_a_node_that_needs_no_annotations_and_may_not_read_them() -> None:
@@ -178,3 +186,24 @@ def test_an_equal_list_does_not_resolve_the_shares_again() -> None:
     stated = shares.stated
     shares.take_pods([pod(GOOD.metadata.annotations)])
     assert shares.stated is stated
+
+
+@pytest.mark.parametrize("has_list", [False, True], ids=["without access", "with access"])
+@pytest.mark.parametrize(
+    ("assigned", "are_needed"),
+    [([COUNTED], True), ([RESERVED], True), ([NAMED], False), ([], False)],
+    ids=["counted ids", "a reserved GPU", "a named GPU", "no GPU"],
+)
+def test_allocations_are_unknown_until_annotations_that_the_node_needs_are_read(
+    assigned: list[DeviceAssignment], *, are_needed: bool, has_list: bool
+) -> None:
+    bench = Bench(has_list=has_list)
+    assert bench.are_unknown(*assigned) == are_needed
+    bench.queries.failed("HTTP 403: grant nodes/pods")
+    assert bench.are_unknown(*assigned) == are_needed
+    bench.shares.take_pods([])
+    assert not bench.are_unknown(*assigned)
+
+
+def test_allocations_are_known_on_a_node_on_which_no_product_is_configured() -> None:
+    assert not Bench(()).are_unknown(COUNTED, RESERVED)
