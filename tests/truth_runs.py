@@ -54,6 +54,8 @@ DRIVERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "half of the process windows lost": {"process_lost_ratio": 0.5},
     "process windows 1 s late": {"process_late_seconds": 1.0},
     "process windows of 1 s": {"process_window_seconds": 1.0},
+    "windows of 1 s, of processes 3 s late": {"window_seconds": 1.0, "process_late_seconds": 3.0},
+    "windows of 1 s, of processes lost": {"window_seconds": 1.0, "process_lost_ratio": 0.3},
     "process use reads 0": {"processes": "zero"},
     "no process use": {"processes": "absent"},
 }
@@ -282,6 +284,8 @@ ESTIMATED: Final = {
     "half of the process windows lost": 0.08,
     "process windows 1 s late": 0.13,
     "process windows of 1 s": 0.11,
+    "windows of 1 s, of processes 3 s late": 0.17,
+    "windows of 1 s, of processes lost": 0.06,
 }
 """Drivers whose windows are missing, late or of different lengths, so that GPU-seconds are
 estimates; each with the bound of its error."""

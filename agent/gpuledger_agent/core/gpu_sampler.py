@@ -124,7 +124,8 @@ confirmed."""
 _MAX_LOST_RATIO: Final = 0.01
 """Part of the windows with process samples up to which the driver counts as losing none."""
 _USED_TO_LEARN: Final = 20
-"""Number of windows in which a shared GPU was used, so that `loses_uses` can be confirmed."""
+"""Number of windows in which a GPU was used that `loses_uses` is judged by. It is confirmed before
+that many if the windows that are still to come cannot change the result."""
 _MAX_SHORT_RATIO: Final = 0.2
 """Part of these windows in which process samples may fall short of the GPU's use, because the
 driver has no sample of the window in which a process ends."""
@@ -291,8 +292,8 @@ class GpuSampler:
     @property
     def loses_uses(self) -> bool:
         """Whether the driver returns no samples of some windows in which a process ran."""
-        used = self._used_windows
-        return used >= _USED_TO_LEARN and self._short_windows > _MAX_SHORT_RATIO * used
+        used = max(self._used_windows, _USED_TO_LEARN)
+        return self._short_windows > _MAX_SHORT_RATIO * used
 
     # Queries.
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
-from gpuledger.records import NodeSample
+from gpuledger.records import BusyMethod, NodeSample
 from gpuledger_agent.core.raw import (
     CallGroup,
     ClockReading,
@@ -172,6 +172,29 @@ def test_with_ticks_of_a_second_hardly_any_time_is_unknown(driver: str, kind: st
 @pytest.mark.parametrize(("driver", "kind"), cells([*MEASURED, *ESTIMATED]))
 def test_a_method_that_claims_to_measure_is_right_to_one_percent(driver: str, kind: str) -> None:
     assert errors_in(kind, driver).claimed <= 0.01
+
+
+@pytest.mark.parametrize("seconds", [1.0, 10.0])
+@pytest.mark.parametrize(
+    ("driver", "method"),
+    [
+        ("windows of 1 s", BusyMethod.PROCESS_UTILIZATION),
+        ("windows of 1 s, of processes lost", BusyMethod.PARTIAL_SAMPLES),
+        ("windows of 1 s, of processes 3 s late", BusyMethod.PARTIAL_SAMPLES),
+    ],
+)
+def test_windows_as_long_as_a_tick_show_whether_process_samples_are_missing(
+    driver: str, method: BusyMethod, seconds: float
+) -> None:
+    """Also while processes end, for whose last windows no driver has samples."""
+    errors = errors_of(
+        play_cell(
+            "turnover beside a pod", DRIVERS[driver], sampling_interval_seconds=seconds, seed=3
+        ),
+        sampling_interval_seconds=seconds,
+    )
+    assert errors.claimed <= 0.01
+    assert set(errors.methods) - {BusyMethod.MEMORY_SHARE} == {method}
 
 
 @pytest.mark.parametrize(("driver", "kind"), cells([*ESTIMATED]))

@@ -302,12 +302,11 @@ def _count_short(
         if window := window_at(cover.gpu, sample.timestamp_us - width_us // 2):
             sums[window.end_us] += sample.sm_percent
     hidden = _ROUNDING_PERCENT * (processes + 1)
+    # A window on the border of two ticks counts in the later one. The border may be in each window.
     used = [
         window
         for window in cover.gpu
-        if interval.start_us <= window.start_us
-        and window.end_us <= interval.end_us
-        and window.percent > hidden
+        if interval.start_us < window.end_us <= interval.end_us and window.percent > hidden
     ]
     return len(used), sum(window.percent - sums[window.end_us] > hidden for window in used)
 
