@@ -180,9 +180,9 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)]
     """Devices that the kubelet has allocated; empty if the kubelet does not answer."""
     allocations_unknown: bool | None = None
-    """True if it is unknown to whom the rest of a device, beyond `allocations` and
-    `job_allocations`, is allocated. Either the last answer of the node's kubelet is no longer
-    valid, or the agent has not read the annotations with the shares of pods."""
+    """True if `allocations` may be incomplete, so that the allocation of each device's rest is
+    unknown. Either the last answer of the node's kubelet is too old, or the agent has not read the
+    annotations with the shares of pods."""
     ended_processes: Annotated[list[ProcessExit], at_most(MAX_ENDED_PROCESSES)] | None = None
     """Processes that finished with a GPU by this sample, if the driver's accounting is on."""
     job_allocations: Annotated[list[JobAllocation], at_most(MAX_JOB_ALLOCATIONS)] | None = None

@@ -91,7 +91,7 @@ class UsageRow(NamedTuple):
     first_offset: int
     last_offset: int
     is_of_nobody: bool
-    """Whether the allocated time was allocated to nobody."""
+    """Whether the time was not allocated."""
     factor: int
     """Units per nanosecond of the device."""
 
