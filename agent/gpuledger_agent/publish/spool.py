@@ -80,6 +80,8 @@ _ERRNO: Final = {
     sqlite3.SQLITE_CANTOPEN: errno.EACCES,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
 }
+NO_SPACE: Final = "no space left on the disk"
+_REASONS: Final = {sqlite3.SQLITE_BUSY: "another agent uses it", sqlite3.SQLITE_FULL: NO_SPACE}
 _log = structlog.get_logger(__name__)
 
 
@@ -319,7 +321,10 @@ class Spool:
         disk = statvfs(self.path)
         free_bytes, min_bytes = disk.f_bavail * disk.f_frsize, self._settings.min_free_bytes
         if free_bytes < min_bytes:
-            reason = f"{free_bytes} bytes are free, less than spool.min_free_bytes ({min_bytes})"
+            reason = (
+                f"{NO_SPACE}: {free_bytes} bytes are free, less than spool.min_free_bytes"
+                f" ({min_bytes})"
+            )
             raise OSError(errno.ENOSPC, reason, str(self.path))
 
     def _drop_old(self) -> None:
@@ -385,7 +390,8 @@ class Spool:
     def _retried(self) -> Iterator[None]:
         """Raise the disk's errors, so that the work is retried.
 
-        If the disk has failed for a minute or the database is damaged, start a new database.
+        If the database is damaged, or the disk has failed for a minute and is not full, start a new
+        database.
         """
         try:
             yield
@@ -397,7 +403,9 @@ class Spool:
         except OSError as error:
             now_ms = self._now_ms()
             self._failing_since_ms = self._failing_since_ms or now_ms
-            if now_ms - self._failing_since_ms < GIVEN_UP_AFTER_MS:
+            # A new database does not fit on a full disk either.
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if is_full or now_ms - self._failing_since_ms < GIVEN_UP_AFTER_MS:
                 raise
             count_failure(error)
             self._start_over(error)
@@ -412,7 +420,7 @@ class Spool:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the lowest byte; others refine it
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise DamagedError(errno.EIO, str(error), str(self.path / FILE_NAME)) from error
-            reason = "another agent uses it" if code == sqlite3.SQLITE_BUSY else str(error)
+            reason = _REASONS.get(code) or str(error)
             raise OSError(_ERRNO.get(code, errno.EIO), reason, str(self.path)) from error
 
     def _now_ms(self) -> int:

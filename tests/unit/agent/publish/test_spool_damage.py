@@ -198,9 +198,25 @@ def test_a_missing_directory_is_not_created(tmp_path: Path) -> None:
         spool_in(tmp_path / "absent").open()
 
 
+def test_a_full_disk_is_reported_as_such_and_never_as_a_damaged_database(tmp_path: Path) -> None:
+    before, aside = dropped("damaged"), value_of(SPOOL_FILES_SET_ASIDE)
+    clock, disk = Uptime(1000), FlakyDisk()
+    spool = spool_in(tmp_path, up_seconds=clock, disk=disk)
+    with disk.failing(sqlite3.SQLITE_FULL), capture_logs() as logs:
+        for second in (1000, 1059, 1061, 4000):
+            clock.seconds = second
+            with pytest.raises(OSError, check=has_words("no space left")) as caught:
+                spool.open()
+            assert caught.value.errno == errno.ENOSPC
+    assert (dropped("damaged"), value_of(SPOOL_FILES_SET_ASIDE)) == (before, aside)
+    assert logs == []
+    fill(spool, 1)
+    assert drain(spool) == [1]
+
+
 def test_the_reserve_of_free_space_is_not_used(tmp_path: Path) -> None:
     spool = spool_in(tmp_path, min_free_bytes=2**60)
-    with pytest.raises(OSError, check=has_words("min_free_bytes")) as caught:
+    with pytest.raises(OSError, check=has_words("no space left", "min_free_bytes")) as caught:
         fill(spool, 1)
     assert caught.value.errno == errno.ENOSPC
     assert spool.is_empty
