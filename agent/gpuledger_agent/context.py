@@ -163,7 +163,12 @@ async def run_agent(
     publisher = context.publisher(bus, send_queue)
     publishing = asyncio.create_task(publisher.run(), name="publishing")
     spilling = asyncio.create_task(send_queue.run(), name="spilling")
-    outputs = Outputs(send_queue=send_queue, node_state=node_state, topics=topics)
+    outputs = Outputs(
+        send_queue=send_queue,
+        node_state=node_state,
+        topics=topics,
+        check=readiness.check("records", severity=CheckSeverity.WARNING),
+    )
     running = asyncio.create_task(context.run_node(outputs), name="node")
     try:
         await _first_to_fail(running, publishing, spilling)

@@ -96,11 +96,13 @@ class Outputs:
     """State of the `/metrics` page; `None` without that page."""
     topics: Topics
     """The topics to which the messages go."""
+    check: Check | None = None
+    """Check of whether all rows of the samples fit into their records."""
 
     def report_tick(self, tick: NodeTick) -> None:
         """Queue a tick for publishing, and show it on `/metrics`."""
         if self.send_queue:
-            self.send_queue.put(bundle_tick(tick, self.topics))
+            self.send_queue.put(bundle_tick(tick, self.topics, check=self.check))
         if self.node_state:
             self.node_state.update(tick.sample, tick.readings, processes=tick.processes)
 
@@ -110,7 +112,7 @@ class Outputs:
         `/metrics` is not updated, so its values become stale.
         """
         if self.send_queue:
-            self.send_queue.put(bundle_tick(tick, self.topics))
+            self.send_queue.put(bundle_tick(tick, self.topics, check=self.check))
 
     def report_incident(self, incident: Incident) -> None:
         """Queue an incident for publishing, and count it on `/metrics`."""

@@ -25,8 +25,8 @@ kubelet reports names of pods, a cgroup has UIDs, and one tick cannot match them
 A container's part of a device is a fraction of whole numbers and does not depend on use:
 
 - for a whole GPU or instance: 1;
-- for replicas: the container's number of replicas, divided by the number that the kubelet has
-  (`device_replicas`), or if that is unknown, by the number of allocated replicas;
+- for replicas: the container's number of replicas (`count`), divided by the number that the kubelet
+  has (`device_replicas`), or if that is unknown, by the number of allocated replicas;
 - for pieces of memory and of cores: the greater of the two parts. Pieces of memory are relative to
   the pieces of the device, pieces of cores to 100. A plugin divides a GPU's memory into pieces of
   one GiB or MiB, but the ids of the pieces do not contain the unit. The number of pieces therefore
@@ -430,45 +430,53 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
     """Set `pieces`, `given` and `replicas` of a device from its allocations."""
     # By claim and pod: the containers that share the claim.
     claims: dict[str, dict[tuple[str, str], set[str]]] = {}
-    ids: dict[str, set[str]] = {}
-    numbers: dict[tuple[AllocatedContainer, str, str | None, bool], set[str]] = {}
+    # By device id, how many shares the allocation has. Several allocations of one id count once.
+    ids: dict[str, dict[str, int]] = {}
+    numbers: dict[tuple[AllocatedContainer, str, str | None, bool], dict[str, int]] = {}
     stated: dict[tuple[AllocatedContainer, str], int] = {}
     for index in device.indices:
         allocation = allocations[index]
         pod = allocation.namespace, allocation.pod
         container = AllocatedContainer(*pod, allocation.container)
         resource_name = allocation.resource_name
-        claim, device_id = allocation.claim, allocation.device_id
+        claim = allocation.claim
         if allocation.share_ppm is not None:
-            key = container, resource_name
-            stated[key] = stated.get(key, 0) + allocation.share_ppm
+            stated_key = container, resource_name
+            stated[stated_key] = stated.get(stated_key, 0) + allocation.share_ppm
             continue
         if claim is not None:
             claims.setdefault(claim, {}).setdefault(pod, set()).add(container[2])
         is_whole = allocation.replica is None
         if not is_whole:
-            ids.setdefault(resource_name, set()).add(device_id)
+            _count_shares(ids.setdefault(resource_name, {}), allocation)
             if allocation.device_replicas:
                 device.replicas[resource_name] = max(
                     allocation.device_replicas, device.replicas.get(resource_name, 0)
                 )
-        numbers.setdefault((container, resource_name, claim, is_whole), set()).add(device_id)
-    device.given = {resource_name: len(found) for resource_name, found in ids.items()}
+        key = container, resource_name, claim, is_whole
+        _count_shares(numbers.setdefault(key, {}), allocation)
+    device.given = {resource_name: sum(found.values()) for resource_name, found in ids.items()}
     device.pieces = [
         _Piece(
             container,
             resource_name,
             # A whole device counts once, with a claim or without.
-            1 if is_whole else len(device_ids),
+            1 if is_whole else sum(shares.values()),
             1 if claim is None else len(claims[claim]) * len(claims[claim][container[:2]]),
             1 if is_whole else None,
         )
-        for (container, resource_name, claim, is_whole), device_ids in numbers.items()
+        for (container, resource_name, claim, is_whole), shares in numbers.items()
     ]
     device.pieces += [
         _Piece(container, resource_name, share_ppm, 1, PPM)
         for (container, resource_name), share_ppm in stated.items()
     ]
+
+
+def _count_shares(shares: dict[str, int], allocation: DeviceAllocation) -> None:
+    """Record the number of an allocation's shares by its device id."""
+    device_id = allocation.device_id
+    shares[device_id] = max(shares.get(device_id, 0), allocation.count or 1)
 
 
 def _pieces_of(reading: GpuReading, device: _Device, resource_name: str) -> int:

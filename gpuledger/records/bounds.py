@@ -56,6 +56,7 @@ MAX_PERFORMANCE_STATE: Final = 15
 
 IntervalNs = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL_NS)]
 BoottimeNs = Annotated[int, msgspec.Meta(ge=0, le=MAX_BOOTTIME_NS)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Pid = Annotated[int, msgspec.Meta(ge=0, le=MAX_PID)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 SharePpm = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]

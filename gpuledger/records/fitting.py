@@ -1,20 +1,23 @@
-"""Cuts a record to the bounds of its fields, for writers that pass on data from others.
+"""Cuts a record to the bounds of its fields and of a message, for data that comes from others.
 
 A driver, a kubelet or an API server may report more than a record can carry. The excess is cut off:
 the end of a text, the last items of a list. The code is pure; the caller counts and reports the
-cuts. `fit` reads the whole record, so call it only for records that validation rejected.
+cuts. `fit` reads the whole record, so call it only for records that validation rejected. Call
+`fit_bytes` only for records that are too large for a message.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 from operator import is_
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from gpuledger.codec import encode
 from gpuledger.records.base import BaseRecord
 from gpuledger.records.processes import ProcessExit
 from gpuledger.records.samples import GpuProcess, NodeSample
@@ -29,14 +32,24 @@ items that were cut off."""
 def fit(record: T) -> tuple[T, Cut]:
     """Return the record with all texts and lists within their bounds, and the cuts made.
 
-    In a tick, processes are dropped if the device or container that they refer to was cut off.
+    In a tick, processes are dropped if the device or container that they refer to was cut off. If
+    allocations were cut off, `allocations_unknown` is set.
     """
     fitting = _Fitting()
-    fitted: Any = fitting.record(record)
-    # Processes point to devices and containers by position, which may now be past the list's end.
-    if isinstance(fitted, NodeSample):
-        fitted = fitting.keep_placed(fitted)
-    return fitted, +fitting.cut
+    return fitting.consistent(fitting.record(record)), +fitting.cut
+
+
+def fit_bytes(record: T, *, max_bytes: int) -> tuple[T, Cut]:
+    """Return the record with its lists cut to `max_bytes` of JSON in total, and the cuts made.
+
+    All lists share the available bytes equally; a list that needs less leaves the rest to the
+    others. Each item stays whole. A tick stays consistent, as with `fit`.
+    """
+    fitting = _Fitting()
+    return fitting.consistent(fitting.record_in_bytes(record, max_bytes)), +fitting.cut
+
+
+_MARK_BYTES: Final = len('"allocations_unknown":true,')
 
 
 class _Fitting:
@@ -53,6 +66,35 @@ class _Fitting:
             and (fitted := self._value(value, hint, f"{type(record).__name__}.{name}")) is not value
         }
         return msgspec.structs.replace(record, **changed) if changed else record
+
+    def record_in_bytes(self, record: Any, max_bytes: int) -> Any:  # noqa: ANN401  # any record
+        lists = {
+            name: value
+            for name in record.__struct_fields__
+            if isinstance(value := getattr(record, name), list)
+        }
+        # An item takes one byte more, its comma.
+        sizes = {name: [len(encode(item)) + 1 for item in items] for name, items in lists.items()}
+        empty = msgspec.structs.replace(record, **{name: [] for name in lists})
+        left_bytes = max_bytes - len(encode(empty)) - _MARK_BYTES
+        kept: dict[str, Any] = {}
+        for number, name in enumerate(sorted(lists, key=lambda name: sum(sizes[name]))):
+            share_bytes = left_bytes // (len(lists) - number)
+            ends = list(accumulate(sizes[name]))
+            kept[name] = lists[name][: bisect_right(ends, share_bytes)]
+            self.cut[f"{type(record).__name__}.{name}"] += len(ends) - len(kept[name])
+            left_bytes -= sum(sizes[name][: len(kept[name])])
+        return msgspec.structs.replace(record, **kept)
+
+    def consistent(self, record: Any) -> Any:  # noqa: ANN401  # any record
+        """Return the record; in a tick, mark or drop rows that lack what was cut off."""
+        if not isinstance(record, NodeSample):
+            return record
+        if self.cut["NodeSample.allocations"] or self.cut["NodeSample.job_allocations"]:
+            record = msgspec.structs.replace(record, allocations_unknown=True)
+        # Processes point to devices and containers by position, which may now be past the list's
+        # end.
+        return self.keep_placed(record)
 
     def keep_placed(self, sample: NodeSample) -> NodeSample:
         """Return a tick without the processes whose device or container was cut off."""

@@ -26,6 +26,7 @@ from gpuledger.records.bounds import (
     MAX_JOB_ALLOCATIONS,
     MAX_PROCESSES,
     BoottimeNs,
+    Count,
     Id,
     IntervalNs,
     JobId,
@@ -135,6 +136,9 @@ class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     """The product whose annotation states the allocation; absent if the kubelet reported it."""
     share_ppm: SharePpm | None = None
     """If an annotation states a share of the device: the share, in millionths of the device."""
+    count: Count | None = None
+    """If the container has several such shares of the device: how many. `device_id` and `replica`
+    are those of one of them. Absent for a single device or share."""
 
 
 class JobAllocation(ArrayRecord, frozen=True, kw_only=True):

@@ -150,7 +150,7 @@ async def test_an_answer_of_many_frames_is_read_whole(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
     server = start_kubelet()
-    pods = [{**TRAINING, "name": f"pod-{number}"} for number in range(5_000)]
+    pods = [{**TRAINING, "name": f"pod-{number}"} for number in range(20_000)]
     server.answer(pods)
     answer = await kubelet_at(server.socket).list_pods()
 

@@ -207,8 +207,8 @@ NVLINK_BYTES: Final = InfoFamily(
 ALLOCATION: Final = InfoFamily(
     "gpuledger_node_gpu_allocation_info",
     "gauge",
-    "Device, or share of a device, that is allocated to a container; `source` is empty for the"
-    " kubelet.",
+    "Device, or a number of its shares (`count`), allocated to a container; `source` is empty for"
+    " the kubelet.",
     (
         *_GPU[:1],
         "device_id",
@@ -221,6 +221,7 @@ ALLOCATION: Final = InfoFamily(
         "claim",
         "source",
         "share_ppm",
+        "count",
     ),
 )
 JOB_ALLOCATION: Final = InfoFamily(

@@ -117,6 +117,7 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
             ("claim", allocation.claim or ""),
             ("source", allocation.source or ""),
             ("share_ppm", "" if allocation.share_ppm is None else str(allocation.share_ppm)),
+            ("count", str(allocation.count or 1)),
         )
         for allocation in now.sample.allocations
         for uuid in uuids.get(device_of(allocation), [allocation.gpu_uuid])

@@ -6,19 +6,21 @@ publishing, which may. The queue is bounded: if it is full, the oldest bundle is
 counted. This module uses neither the broker nor the disk.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import structlog
 
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import encode, validate
 from gpuledger.keys import OfNode, node_key
 from gpuledger.records import Incident, Inventory
-from gpuledger.records.fitting import fit
+from gpuledger.records.fitting import Cut, fit, fit_bytes
+from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import Topics
 from gpuledger_agent.core.tick import NodeTick
@@ -37,14 +39,26 @@ class _NodeRecord(OfNode, Protocol):
     def time_ns(self) -> int: ...
 
 
-def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
+def bundle_tick(tick: NodeTick, topics: Topics, *, check: Check | None = None) -> MessageBundle:
     """Return a tick's bundle: the sample, then the other readings (if any) and process records.
 
-    The sample comes first, because usage is computed from the sample.
+    The sample comes first, because usage is computed from the sample. `check` fails if rows of the
+    sample or the readings were left out.
     """
-    readings = ((topics.readings.name, _message(tick.readings)),) if tick.readings.gpus else ()
+    cut: Cut = Counter()
+    sample = (topics.samples.name, _message(tick.sample, cut))
+    readings = ((topics.readings.name, _message(tick.readings, cut)),) if tick.readings.gpus else ()
     processes = ((topics.processes.name, _message(record)) for record in tick.processes)
-    return ((topics.samples.name, _message(tick.sample)), *readings, *processes)
+    if check:
+        # Other names are of single values, such as the name of a GPU's model.
+        lists = ("NodeSample.", "NodeReadings.")
+        rows = {name: count for name, count in cut.items() if name.startswith(lists)}
+        if rows:
+            counts = ", ".join(f"{count} of {name}" for name, count in sorted(rows.items()))
+            check.failed(f"the last sample exceeds a record's limits; rows left out: {counts}")
+        else:
+            check.ok("the last sample is complete")
+    return (sample, *readings, *processes)
 
 
 def bundle_incident(incident: Incident, topics: Topics) -> MessageBundle:
@@ -67,26 +81,35 @@ def bundle_size_bytes(bundle: MessageBundle) -> int:
     return sum(len(message.value or b"") for _, message in bundle)
 
 
-def _message(record: _NodeRecord) -> Message:
+def _message(record: _NodeRecord, total: Cut | None = None) -> Message:
     """Encode a record as a message; shorten texts and lists that exceed the record's limits.
 
-    Raise `msgspec.ValidationError` if a number is outside the limits of its field.
+    Add the cuts to `total`. Raise `msgspec.ValidationError` if a number is outside the limits of
+    its field.
     """
+    key = node_key(record).encode()
     try:
         validate(record)
     except msgspec.ValidationError:
         # Names come from the driver, the kernel and the kubelet, and may exceed our limits.
         record, cut = fit(record)
-        for name, count in cut.items():
-            VALUES_CUT.labels(field=name).inc(count)
-            if logged := _repeats.count(name, more=count):
-                _log.warning("values_shortened", field=name, count=logged)
+        _count_cut(cut, total)
         validate(record)
-    return Message(
-        key=node_key(record).encode(),
-        value=encode(record),
-        timestamp_ms=record.time_ns // NS_PER_MS,
-    )
+    value = encode(record)
+    if size_bytes(key, value) > MAX_MESSAGE_BYTES:
+        record, cut = fit_bytes(record, max_bytes=MAX_MESSAGE_BYTES - len(key))
+        _count_cut(cut, total)
+        value = encode(record)
+    return Message(key=key, value=value, timestamp_ms=record.time_ns // NS_PER_MS)
+
+
+def _count_cut(cut: Cut, total: Cut | None) -> None:
+    for name, count in cut.items():
+        VALUES_CUT.labels(field=name).inc(count)
+        if logged := _repeats.count(name, more=count):
+            _log.warning("values_shortened", field=name, count=logged)
+    if total is not None:
+        total.update(cut)
 
 
 class QueuedBundle(NamedTuple):

@@ -72,9 +72,6 @@ async def test_a_node_publishes_its_inventory_even_if_kafka_was_unavailable_at_s
     assert topics[INVENTORY.name] > 0
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="allocations are limited by number, but messages by bytes"
-)
 async def test_a_node_keeps_its_samples_whatever_the_number_of_shares() -> None:
     """As at sites that divide a GPU into shares by memory."""
     per_gpu = 450

@@ -6,6 +6,8 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuledger import records
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -13,6 +15,7 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import (
     ContainerRef,
+    DeviceAllocation,
     GpuReading,
     Incident,
     NodeSample,
@@ -21,7 +24,7 @@ from gpuledger.records import (
 )
 from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.records.bounds import MAX_CONTAINERS, MAX_GPUS, MAX_SENTENCE_LENGTH, MAX_WORD_LENGTH
-from gpuledger.records.fitting import fit
+from gpuledger.records.fitting import fit, fit_bytes
 from tests.errors import has_words
 from tests.tables import for_each
 from tests.unit.enricher.join.ticks import pod, process, process_end, reading, sample
@@ -229,3 +232,60 @@ def test_a_long_message_of_an_incident_is_cut() -> None:
     )
 
     assert len(encode(fit(incident)[0])) < MAX_SENTENCE_LENGTH + 300
+
+
+def large_tick(*, containers: int, processes: int, allocations: int, ended: int) -> NodeSample:
+    rows = [
+        DeviceAllocation(
+            gpu_uuid="GPU-a",
+            device_id=f"GPU-a::{number}",
+            resource_name="nvidia.com/gpu.shared",
+            namespace="research",
+            pod=f"p-{number}",
+            container="main",
+        )
+        for number in range(allocations)
+    ]
+    refs = [ContainerRef(container_id=f"{number:064}") for number in range(containers)]
+    return sample(
+        containers=refs,
+        processes=[process(container=number % containers or None) for number in range(processes)],
+        allocations=rows,
+        ended_processes=[process_end(container=None)] * ended,
+    )
+
+
+@given(
+    st.builds(
+        large_tick,
+        containers=st.integers(1, 40),
+        processes=st.integers(0, 40),
+        allocations=st.integers(0, 40),
+        ended=st.integers(0, 20),
+    ),
+    st.integers(1_500, 20_000),
+)
+def test_a_record_is_cut_to_a_number_of_bytes_and_each_row_is_kept_or_counted(
+    tick: NodeSample, max_bytes: int
+) -> None:
+    fitted, cut = fit_bytes(tick, max_bytes=max_bytes)
+
+    assert len(encode(fitted)) <= max_bytes
+    for name in ("gpus", "containers", "allocations", "processes", "ended_processes"):
+        kept, given = getattr(fitted, name), getattr(tick, name)
+        assert len(kept) + cut[f"NodeSample.{name}"] == len(given)
+    assert fitted.allocations == tick.allocations[: len(fitted.allocations)]
+    if len(encode(tick)) < max_bytes - 50:
+        assert (fitted, cut) == (tick, {})
+    # Allocations that were cut off are not idle time.
+    assert fitted.allocations_unknown == (fitted.allocations != tick.allocations or None)
+    Decoder(topic="t", record=NodeSample).decode(encode(fitted))
+
+
+def test_a_large_list_leaves_the_rows_of_small_lists_complete() -> None:
+    tick = large_tick(containers=5, processes=10_000, allocations=20, ended=3)
+
+    fitted, cut = fit_bytes(tick, max_bytes=100_000)
+
+    assert set(cut) == {"NodeSample.processes"}
+    assert len(encode(fitted)) > 99_000

@@ -51,9 +51,9 @@ from gpuledger_agent.metrics import (
 )
 from gpuledger_agent.settings import KubeletSettings
 
-MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Maximum size of a response: gRPC's default, and about ten times the response on a node with 250
-pods."""
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Maximum size of a response: more than twice that of a node with eight GPUs in 16,384 time-sliced
+replicas each."""
 
 _REASONS: Final[Mapping[int, str]] = {
     errno.ENOENT: "missing",
@@ -278,7 +278,7 @@ class Allocations:
                 placeholder_namespaces=shares.placeholder_namespaces if shares else (),
                 admin_access_namespaces=self._settings.admin_access_namespaces,
             )
-            ALLOCATIONS.set(len(self._merged.allocations))
+            ALLOCATIONS.set(sum(one.count or 1 for one in self._merged.allocations))
             unresolved = self._merged.unresolved
             for reason in Unresolved:
                 ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])

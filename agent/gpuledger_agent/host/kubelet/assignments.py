@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import translate
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from gpuledger.ledger.allocated_parts import DeviceKey, device_of
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
 from gpuledger_agent.host.kubelet.messages import ContainerDevices, ContainerResources, PodResources
 
@@ -355,12 +356,12 @@ def allocate(
     *,
     admin_access_namespaces: Collection[str] = (),
 ) -> tuple[list[DeviceAllocation], Counter[Unresolved]]:
-    """Return an allocation for each assignment whose GPU is in `index`.
+    """Return the allocations of the assignments whose GPU is in `index`.
 
-    Also return the number of assignments that could not be resolved, by reason. Devices of
-    resources that are not GPU resources are ignored unless they are GPUs of the node. `replicas` is
-    the number of shares of each device. Allocations by resource claims in
-    `admin_access_namespaces` are marked as admin access.
+    Also return the number of assignments that could not be resolved, by reason. Equal shares of a
+    device are one allocation with a `count`. Devices of resources that are not GPU resources are
+    ignored unless they are GPUs of the node. `replicas` is the number of shares of each device.
+    Allocations by resource claims in `admin_access_namespaces` are marked as admin access.
     """
     counts = replicas or ReplicaCounts()
     allocations: list[DeviceAllocation] = []
@@ -395,7 +396,61 @@ def allocate(
                     else None,
                 )
             )
-    return allocations, unresolved
+    return merge_shares(allocations), unresolved
+
+
+def merge_shares(allocations: Sequence[DeviceAllocation]) -> list[DeviceAllocation]:
+    """Return the allocations, with a container's equal shares of a device as one with a `count`.
+
+    Shares of resource claims stay apart, because they may have equal device ids. So do shares that
+    are allocated to several containers, because such a share counts once.
+    """
+    keys = [_share_key(allocation) for allocation in allocations]
+    users: dict[tuple[str, str], set[_ShareKey]] = {}
+    for allocation, key in zip(allocations, keys, strict=True):
+        if key:
+            users.setdefault((allocation.resource_name, allocation.device_id), set()).add(key)
+    together: dict[_ShareKey, list[str]] = {}
+    for (_, device_id), of_users in users.items():
+        (key, *others) = of_users
+        if not others and key.claim is None:
+            together.setdefault(key, []).append(device_id)
+    # Always the same share, because the kubelet's order changes.
+    first_ids = {key: min(ids) for key, ids in together.items()}
+    merged: list[DeviceAllocation] = []
+    for allocation, key in zip(allocations, keys, strict=True):
+        is_shared = len(users.get((allocation.resource_name, allocation.device_id), ())) > 1
+        if key not in first_ids or is_shared:
+            merged.append(allocation)
+        elif allocation.device_id == first_ids[key]:
+            count = len(together[key])
+            merged.append(
+                msgspec.structs.replace(allocation, count=count) if count > 1 else allocation
+            )
+    return merged
+
+
+class _ShareKey(NamedTuple):
+    """The facts in which equal shares agree."""
+
+    device: DeviceKey
+    container: tuple[str, str, str]
+    resource_name: str
+    device_replicas: int | None
+    claim: str | None
+
+
+def _share_key(allocation: DeviceAllocation) -> _ShareKey | None:
+    """Return the key of a share that the kubelet allocated; `None` for other allocations."""
+    if allocation.replica is None or allocation.share_ppm is not None:
+        return None
+    return _ShareKey(
+        device_of(allocation),
+        (allocation.namespace, allocation.pod, allocation.container),
+        allocation.resource_name,
+        allocation.device_replicas,
+        allocation.claim,
+    )
 
 
 def find_on(

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
-from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.errors import (
@@ -20,6 +20,7 @@ from gpuledger.errors import (
 )
 from gpuledger.keys import NodeId, key_in
 from gpuledger.records import (
+    DeviceAllocation,
     GpuDetails,
     GpuReading,
     Incident,
@@ -478,3 +479,44 @@ def test_a_value_longer_than_a_record_allows_is_cut_and_counted() -> None:
     sent = decoder_of(SAMPLES.name, NodeSample).decode(message.value)
     assert sent.gpus[0].model == "H" * MAX_WORD_LENGTH
     assert REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) == before + 1
+
+
+def test_rows_beyond_the_size_of_a_message_are_left_out_counted_and_named_by_the_check() -> None:
+    name, field = "gpuledger_agent_values_cut_total", {"field": "NodeSample.allocations"}
+    before = REGISTRY.get_sample_value(name, field) or 0.0
+    check = Check()
+    identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1,
+        "time_ns": 1, "interval_ns": 1
+    }  # fmt: skip
+    readings = NodeReadings(**identity, gpus=[])
+    gpus = [GpuReading(uuid="GPU-0", index=0)]
+
+    def sent(count: int) -> NodeSample:
+        rows = [
+            DeviceAllocation(
+                gpu_uuid="GPU-0",
+                device_id="GPU-0",
+                resource_name="nvidia.com/gpu",
+                namespace="n" * 63,
+                pod="p" * 253,
+                container=f"{number}",
+            )
+            for number in range(count)
+        ]
+        sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=rows)
+        tick = NodeTick(sample=sample, readings=readings, processes=[])
+        ((_, message),) = bundle_tick(tick, topics=TOPICS, check=check)
+        assert size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES
+        return decoder_of(SAMPLES.name, NodeSample).decode(message.value)
+
+    small = sent(10)
+    assert (len(small.allocations), small.allocations_unknown, check.is_ok) == (10, None, True)
+    large = sent(4_000)
+    cut = 4_000 - len(large.allocations)
+    assert 0 < cut < 3_000
+    assert large.allocations_unknown
+    assert f"{cut} of NodeSample.allocations" in check.detail
+    assert check.has_failed
+    assert REGISTRY.get_sample_value(name, field) == before + cut
+    sent(1)
+    assert check.is_ok
