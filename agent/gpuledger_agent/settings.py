@@ -23,8 +23,8 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """The content of `/metrics`."""
 
     dcgm_names: Literal["old", "new", "both", "none"] = "old"
-    """Which DCGM metric names to show: `old` (those dcgm-exporter has always had), `new` (those of
-    DCGM 4.6), `both` or `none`."""
+    """Which DCGM metric names to show: `old` (those in `counters_file`, otherwise those that
+    dcgm-exporter has always had), `new` (those of DCGM 4.6), `both` or `none`."""
     native_metrics: bool = True
     """Whether to show the `gpuledger_…` metrics of GPUs and containers, in base units."""
     profile: Profile = "lean"

@@ -58,8 +58,8 @@ class Rows(NamedTuple):
 class RowWriter:
     """Makes the rows of a tick: each device with its labels, which are the same in all families."""
 
-    label_fields: Sequence[Field]
-    """The fields that are labels of every series."""
+    label_fields: Sequence[tuple[str, Field]]
+    """The fields that are labels of every series, with their names among the old names."""
     host_label: str
     """Name of the label that contains the node's name, or `none`."""
     pod_series: bool
@@ -117,10 +117,10 @@ class RowWriter:
     ) -> SeriesRow:
         if self.host_label != "none":
             identity = [*identity, (self.host_label, now.sample.node)]
-        values = [(field, field.read(device)) for field in self.label_fields]
-        known = [(field, str(value)) for field, value in values if value is not None]
-        old = [*identity, *((field.old, value) for field, value in known)]
-        new = [*identity, *((field.new, value) for field, value in known)]
+        values = [(name, field.new, field.read(device)) for name, field in self.label_fields]
+        known = [(old, new, str(value)) for old, new, value in values if value is not None]
+        old = [*identity, *((name, value) for name, _, value in known)]
+        new = [*identity, *((name, value) for _, name, value in known)]
         tail = [*allocatee.dcgm_labels, *self._uid_label(allocatee)] if allocatee else []
         if job is not None:
             tail = [*tail, ("hpc_job", job)]
@@ -201,12 +201,13 @@ class DcgmPage:
         dashes_in_model_name: bool = False,
         shows_pod_uid: bool = False,
     ) -> None:
-        counters = tuple(counters)
-        self._shown = [counter for counter in counters if counter.kind != "label"]
+        # If only one name of a field is shown, it is the one in the list.
+        listed = [(one.name if names == "old" else one.field.old, one) for one in counters]
+        self._shown = [(name, counter) for name, counter in listed if counter.kind != "label"]
         self._names = names
         self._window_ms = str(round(event_window_seconds * 1e3))
         self._rows = RowWriter(
-            label_fields=[counter.field for counter in counters if counter.kind == "label"],
+            label_fields=[(name, one.field) for name, one in listed if one.kind == "label"],
             host_label=host_label,
             pod_series=pod_series,
             dashes_in_model_name=dashes_in_model_name,
@@ -216,9 +217,9 @@ class DcgmPage:
     def write(self, now: Snapshot) -> Iterator[str]:
         """Yield the lines of all families."""
         rows = self._rows.write(now)
-        for field, kind, help_text in self._shown:
+        for old_name, (_, field, kind, help_text) in self._shown:
             found = list(self._samples(field, rows.of(field), now))
-            names = [] if self._names == "new" else [(field.old, True)]
+            names = [] if self._names == "new" else [(old_name, True)]
             # A field that was not renamed is written only once.
             if self._names == "new" or (self._names == "both" and field.new != field.old):
                 names.append((field.new, False))

@@ -5,9 +5,9 @@ events in a window, links to other GPUs, health. The health does not come from D
 evaluates it, as far as the readings allow.
 
 The table is `dcgm_fields.csv` in this directory; fields are found by their old or new name. A list
-has dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Errors in a list are reported with
-file, line and reason. A field that this agent does not have is not an error, because a newer DCGM
-may have it: the field is skipped, logged and counted.
+has dcgm-exporter's format: `FIELD, gauge|counter|untyped|label, help`. Errors in a list are
+reported with file, line and reason. A line that dcgm-exporter accepts is never an error, even if it
+has no effect here: the line is skipped, logged and counted.
 """
 
 import csv
@@ -29,7 +29,9 @@ from gpuledger_agent.metrics import COUNTERS_SKIPPED
 
 Kind = Literal["gauge", "counter", "label"]
 _log = structlog.get_logger(__name__)
-_KINDS: Final = get_args(Kind)
+# Until 4.8.2, dcgm-exporter also accepted the last two, for fields with a single value.
+_UNTYPED: Final = ("untyped", "histogram", "summary")
+_KINDS: Final = (*get_args(Kind), _UNTYPED[0])
 _COLUMNS: Final = 3
 _SHOWN_CHARACTERS: Final = 80
 _DCGM_NAME: Final = re.compile(r"DCGM_(?:FI|EXP)_[A-Z0-9_]+")
@@ -126,10 +128,12 @@ def dcgm_names() -> frozenset[str]:
 class Counter(NamedTuple):
     """One line of a list of DCGM fields to show: a field, its type and its help text."""
 
+    name: str
+    """The field's name in the list: its old or its new name."""
     field: Field
     """The field."""
     kind: str
-    """The type: `gauge`, `counter` or `label`."""
+    """The type: `gauge`, `counter`, `untyped` or `label`."""
     help: str
     """The help text."""
 
@@ -137,8 +141,21 @@ class Counter(NamedTuple):
 def default_counters() -> tuple[Counter, ...]:
     """Return the counters of dcgm-exporter's default list."""
     return tuple(
-        Counter(field, field.kind, field.help) for field in all_fields() if field.is_default
+        Counter(field.old, field, field.kind, field.help)
+        for field in all_fields()
+        if field.is_default
     )
+
+
+class Skipped(NamedTuple):
+    """A line of a list that dcgm-exporter accepts, but that shows nothing here."""
+
+    line: int
+    """The number of the line, from 1."""
+    name: str
+    """The name of the field."""
+    reason: str
+    """Why the line shows nothing; empty if the agent does not have the field."""
 
 
 _MAX_BYTES: Final = 1024 * 1024
@@ -158,41 +175,54 @@ def read_counters(path: Path) -> tuple[Counter, ...]:
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(f"exposition.counters_file: {path} is not UTF-8 text") from error
-    skipped: list[str] = []
+    skipped: list[Skipped] = []
     counters = tuple(parse_counters(text.splitlines(), name=str(path), skip=skipped.append))
     COUNTERS_SKIPPED.set(len(skipped))
     if skipped:
-        unknown = {name: nearest_name(name) for name in skipped if not is_dcgm_name(name)}
-        _log.warning("counters_skipped", file=str(path), fields=skipped, unknown=unknown or None)
+        lines = [f"{line}: {name}: {reason or _why_absent(name)}" for line, name, reason in skipped]
+        _log.warning("counters_skipped", file=str(path), lines=lines)
     return counters
 
 
+def _why_absent(name: str) -> str:
+    if is_dcgm_name(name):
+        return "not supported"
+    nearest = nearest_name(name)
+    return f"unknown, similar to {nearest}" if nearest else "unknown"
+
+
 def parse_counters(
-    lines: Iterable[str], *, name: str, skip: Callable[[str], None]
+    lines: Iterable[str], *, name: str, skip: Callable[[Skipped], None]
 ) -> Iterator[Counter]:
-    """Yield the counters of a list; call `skip` with each DCGM field that is not supported.
+    """Yield the counters of a list, each field once; call `skip` with each line that is skipped.
 
     Raise `UserError` with the list's name, the line and the reason if a line is invalid.
     """
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
-            counter = _parse(line)
-            if isinstance(counter, str):
-                skip(counter)
-                continue
-            if counter.field.old in seen:
-                raise ValueError(f"duplicate field: {counter.field.old}")  # noqa: TRY301  # handled with the others
+            listed, kind, help_text = _split(line)
         except (ValueError, csv.Error) as error:
             raise UserError(f"{name}:{number}: {shorten_middle(str(error))}") from error
-        seen.add(counter.field.old)
-        yield counter
+        field = find_field(listed)
+        if field is None:
+            # A newer DCGM may have the field.
+            skip(Skipped(number, listed, ""))
+        elif field.is_text and kind != "label":
+            skip(Skipped(number, listed, "has a text value; set its type to label"))
+        elif field.unit == MULTI_SERIES_UNIT and kind == "label":
+            skip(Skipped(number, listed, "has several values; its type cannot be label"))
+        elif field.old in seen:
+            skip(Skipped(number, listed, f"the same field as in line {seen[field.old]}"))
+        else:
+            seen[field.old] = number
+            yield Counter(listed, field, kind, help_text)
 
 
-def _parse(line: str) -> Counter | str:
-    """Return a line's counter, or the name of a DCGM field that is not supported.
+def _split(line: str) -> tuple[str, str, str]:
+    """Return a line's name, type and help text.
 
     Raise `ValueError` or `csv.Error` if the line is invalid.
     """
@@ -205,22 +235,16 @@ def _parse(line: str) -> Counter | str:
     name, kind, help_text = cells
     # A cell may be very long.
     shown = shorten(name, _SHOWN_CHARACTERS)
+    if kind in _UNTYPED:
+        kind = "untyped"
     if kind not in _KINDS:
         raise ValueError(
             f"{shown}: expected one of {', '.join(_KINDS)},"
             f" got {shorten(kind, _SHOWN_CHARACTERS)!r}"
         )
-    field = find_field(name)
-    if field is None:
-        if _DCGM_NAME.fullmatch(name) is None and not is_dcgm_name(name):
-            raise ValueError(f"not the name of a DCGM field: {shown!r}")
-        # A newer DCGM may have the field, and one field must not keep the agent from starting.
-        return shown
-    if field.is_text and kind != "label":
-        raise ValueError(f"{name} has a text value; set its type to label, got {kind!r}")
-    if field.unit == MULTI_SERIES_UNIT and kind == "label":
-        raise ValueError(f"{name} has several values; its type cannot be label")
-    return Counter(field, kind, help_text)
+    if _DCGM_NAME.fullmatch(name) is None and not is_dcgm_name(name):
+        raise ValueError(f"not the name of a DCGM field: {shown!r}")
+    return shown, kind, help_text
 
 
 class EventWindow(NamedTuple):

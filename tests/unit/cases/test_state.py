@@ -14,7 +14,7 @@ from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_agent.context import run_agent
-from gpuledger_agent.exposition.dcgm_fields import parse_counters
+from gpuledger_agent.exposition.dcgm_fields import Skipped, parse_counters
 from gpuledger_agent.settings import AgentSettings, SpoolSettings
 from gpuledger_agent.source_selection import play
 from gpuledger_simulator.scenario.load import parse_scenario
@@ -108,7 +108,7 @@ def test_a_dcgm_name_of_a_newer_version_is_skipped_and_reported() -> None:
         "DCGM_FI_DEV_BAR1_USED_BYTES, gauge, BAR1 in use.",
         "DCGM_FI_DEV_GPU_UTIL, gauge, Utilization.",
     ]
-    skipped: list[str] = []
+    skipped: list[Skipped] = []
     refused, shown = "", list[str]()
     try:
         found = parse_counters(lines, name="counters.csv", skip=skipped.append)
@@ -117,7 +117,7 @@ def test_a_dcgm_name_of_a_newer_version_is_skipped_and_reported() -> None:
         refused = str(error)
     assert not refused
     assert "DCGM_FI_DEV_GPU_UTIL" in shown
-    assert "DCGM_FI_DEV_SM_CLOCK_HERTZ" in skipped
+    assert "DCGM_FI_DEV_SM_CLOCK_HERTZ" in {one.name for one in skipped}
 
 
 OTHER_BOOT: Final = "0b0b0b0b-2222-3333-4444-555555555555"

@@ -175,6 +175,15 @@ def test_the_setting_selects_old_names_new_names_or_both(
     assert all(len(it.lines(name)) == 1 for name in shown)
 
 
+def test_by_default_a_series_has_the_name_in_the_list(tmp_path: Path) -> None:
+    lines = ["DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, x", "DCGM_FI_DEV_BOARD_SERIAL, label, x"]
+    it = node(settings_with(tmp_path, *lines))
+    it.show(sample(gpu(temperature_celsius=41)), inventory=inventory(0))
+    (line,) = it.lines("DCGM_FI_DEV_GPU_TEMP_CELSIUS")
+    assert 'DCGM_FI_DEV_BOARD_SERIAL="1650"}' in line
+    assert it.lines("DCGM_FI_DEV_GPU_TEMP") == []
+
+
 def test_label_counters_use_the_same_kind_of_name_as_their_metric(tmp_path: Path) -> None:
     lines = [
         "DCGM_FI_DEV_GPU_TEMP, gauge, x",
