@@ -82,7 +82,7 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """File with pod UIDs of a real API server, written by `python -m gpuledger_simulator drive`."""
 
 
-_HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]{0,252}[A-Za-z0-9])?")
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,252}[A-Za-z0-9])?")
 _ACCOUNT_FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -170,6 +170,11 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Settings of the kubelet's HTTPS port, used for `exposition.pod_labels` and
     `allocations.sources`."""
 
+    @property
+    def is_queried(self) -> bool:
+        """Whether the agent queries a kubelet, as far as is known now."""
+        return self.socket.exists() if self.enabled == "auto" else self.enabled
+
 
 class AllocationsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shares of GPUs that schedulers write into annotations of pods."""
@@ -230,7 +235,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Name of the node's Kubernetes cluster, a DNS label; the same as podwatch's. Each cluster on
     one Kafka needs its own name."""
     node_name: str = ""
-    """The node's name in Kubernetes; empty means the variable NODE_NAME, or else the hostname."""
+    """The node's name in Kubernetes; empty means the variable NODE_NAME, or else the hostname, in
+    lowercase if the node has a kubelet."""
     source: str = "auto"
     """GPU data source: `nvml`, `simulated` (a small built-in scenario), `simulated:FILE` (a
     scenario), `recorded:FILE` (from `gpuledger record-nvml`) or `auto` (NVML if available)."""
@@ -321,22 +327,24 @@ S = TypeVar("S", bound=AgentSettings)
 def name_node(settings: S, environ: Mapping[str, str]) -> S:
     """Return the settings with the node's name filled in; raise `SettingsError` if it is invalid.
 
-    If neither `node_name` nor NODE_NAME is set, the name is the hostname, lowercased like a node
-    name from the kubelet.
+    If neither `node_name` nor NODE_NAME is set, the name is the hostname. On a node with a kubelet,
+    it is in lowercase, like the node name from the kubelet.
     """
     if settings.node_name:
         origin, name = "node_name", settings.node_name
     elif environ.get("NODE_NAME"):
         origin, name = "NODE_NAME", environ["NODE_NAME"]
     else:
-        origin, name = "hostname", platform.node().strip().lower()
+        origin, name = "hostname", platform.node().strip()
+        if settings.kubelet.is_queried:
+            name = name.lower()
     try:
         msgspec.convert(name, NodeName)
     except msgspec.ValidationError as error:
         shown = repr(name if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]}…")
         raise SettingsError(
-            f"{origin}: invalid Kubernetes node name: {shown} (lowercase letters, digits, '-' and"
-            f" '.', at most {MAX_NODE_NAME_LENGTH} characters); set NODE_NAME to the node's"
+            f"{origin}: invalid node name: {shown} (letters, digits, '-', '_' and '.', at most"
+            f" {MAX_NODE_NAME_LENGTH} characters); in Kubernetes, set NODE_NAME to the node's"
             " metadata.name; the shipped DaemonSet sets it from spec.nodeName"
         ) from error
     return msgspec.structs.replace(settings, node_name=name)

@@ -28,9 +28,10 @@ Seq = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ)]
 MAX_NODE_NAME_LENGTH: Final = 253
 # In Python, unlike in JSON Schema, `$` also matches before a trailing newline.
 NODE_NAME_PATTERN: Final = (
-    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$(?!\n)"
+    r"^[A-Za-z0-9]([-_A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-_A-Za-z0-9]*[A-Za-z0-9])?)*$(?!\n)"
 )
-"""Kubernetes' rule for node names: a DNS-1123 subdomain."""
+"""Kubernetes' rule for node names, a DNS-1123 subdomain, plus the capitals and underscores that
+hostnames outside Kubernetes may have."""
 NodeName = Annotated[
     str,
     msgspec.Meta(min_length=1, max_length=MAX_NODE_NAME_LENGTH, pattern=NODE_NAME_PATTERN),

@@ -68,6 +68,8 @@ def test_starting_parses_no_source_for_help_texts() -> None:
     [
         ("given", {"NODE_NAME": "kubernetes"}, "given"),
         ("", {"NODE_NAME": "kubernetes"}, "kubernetes"),
+        ("GPU_Node-1.Example", {}, "GPU_Node-1.Example"),
+        ("", {"NODE_NAME": "gpu__7"}, "gpu__7"),
     ],
 )
 def test_a_node_is_named_by_its_settings_then_by_kubernetes(
@@ -76,9 +78,9 @@ def test_a_node_is_named_by_its_settings_then_by_kubernetes(
     assert name_node(AgentSettings(node_name=given), environ).node_name == name
 
 
-@pytest.mark.parametrize("name", ["Node-1", "node_1", "-a", "a..b", "a\n", "a" * 254, "ä"])
+@pytest.mark.parametrize("name", ["_a", "a_", "-a", "a..b", "a/b", "a b", "a\n", "a" * 254, "ä"])
 @pytest.mark.parametrize("origin", ["node_name", "NODE_NAME"])
-def test_an_invalid_kubernetes_node_name_is_rejected_in_one_line(name: str, origin: str) -> None:
+def test_an_invalid_node_name_is_rejected_in_one_line(name: str, origin: str) -> None:
     settings = AgentSettings(node_name=name if origin == "node_name" else "")
     environ = {"NODE_NAME": name}
     with pytest.raises(SettingsError, check=has_words(f"{origin}: ", "NODE_NAME")) as refused:
@@ -87,11 +89,21 @@ def test_an_invalid_kubernetes_node_name_is_rejected_in_one_line(name: str, orig
     assert "\n" not in str(refused.value)
 
 
-def test_a_host_name_with_capitals_becomes_the_lower_case_name_of_the_kubelet(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("kubelet", "name"),
+    [
+        (KubeletSettings(socket=Path("/nonexistent")), "GPU_7.Example.COM"),
+        (KubeletSettings(socket=Path(__file__)), "gpu_7.example.com"),
+        (KubeletSettings(enabled=True, socket=Path("/nonexistent")), "gpu_7.example.com"),
+        (KubeletSettings(enabled=False, socket=Path(__file__)), "GPU_7.Example.COM"),
+    ],
+    ids=["no socket", "a socket", "enabled", "disabled"],
+)
+def test_a_host_name_is_kept_unless_a_kubelet_names_the_node_in_lower_case(
+    monkeypatch: pytest.MonkeyPatch, kubelet: KubeletSettings, name: str
 ) -> None:
-    monkeypatch.setattr("platform.node", lambda: "GPU-7.Example.COM")
-    assert name_node(AgentSettings(), {}).node_name == "gpu-7.example.com"
+    monkeypatch.setattr("platform.node", lambda: "GPU_7.Example.COM")
+    assert name_node(AgentSettings(kubelet=kubelet), {}).node_name == name
 
 
 def test_a_node_without_a_name_uses_the_host_name() -> None:

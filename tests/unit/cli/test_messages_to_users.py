@@ -45,9 +45,9 @@ def store_in_a_file(folder: Path) -> Path:
     return find_store(folder / "file")
 
 
-def counted_twice(_: Path) -> object:
-    lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, a", "DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, a"]
-    return list(parse_counters(lines, name="x", skip=lambda _fields: None))
+def misnamed_counter(_: Path) -> object:
+    lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, a", "gpu_temp, gauge, a"]
+    return list(parse_counters(lines, name="x", skip=lambda _line: None))
 
 
 MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
@@ -110,10 +110,10 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         "cannot read settings file {folder}/none.yaml: No such file or directory",
     ),
     "a node's name": (
-        lambda _: name_node(AgentSettings(), {"NODE_NAME": "node_1"}),
+        lambda _: name_node(AgentSettings(), {"NODE_NAME": "node/1"}),
         (
-            "NODE_NAME: invalid Kubernetes node name: 'node_1' (lowercase letters, digits, '-' and"
-            " '.', at most 253 characters); set NODE_NAME to the node's"
+            "NODE_NAME: invalid node name: 'node/1' (letters, digits, '-', '_' and '.', at most"
+            " 253 characters); in Kubernetes, set NODE_NAME to the node's"
             " metadata.name; the shipped DaemonSet sets it from spec.nodeName"
         ),
     ),
@@ -150,7 +150,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         lambda folder: read_counters(folder / "absent"),
         "exposition.counters_file: cannot read {folder}/absent: No such file or directory",
     ),
-    "a counter": (counted_twice, "x:2: duplicate field: DCGM_FI_DEV_GPU_TEMP"),
+    "a counter": (misnamed_counter, "x:2: not the name of a DCGM field: 'gpu_temp'"),
     "a listening address": (
         lambda _: parse_listen("9820"),
         "expected host:port such as 0.0.0.0:9820, got '9820'",
