@@ -27,9 +27,15 @@ _PREFIX: Final = "DCGM_EXPORTER_"
 _SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 _TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE: Final = ("0", "f", "F", "FALSE", "false", "False")
-# Values that request nothing; `f` and `g+i` mean all devices.
-_IDLE: Final = (*_FALSE, "g+i", "none", "NONE")
+# Values that request nothing.
+_IDLE: Final = (*_FALSE, "none", "NONE")
 _LISTS: Final = Path("/etc/dcgm-exporter")
+# Settings of intervals in seconds, with their defaults and minimums.
+_INTERVALS: Final = (
+    ("sampling_interval_seconds", 1.0, 0.25),
+    ("readings_seconds", 5.0, 0.25),
+    ("health_seconds", 10.0, 1.0),
+)
 
 Meaning = Mapping[str, str] | None
 """The gpuledger settings, with values, that replace a flag of dcgm-exporter; empty if the agent
@@ -59,6 +65,26 @@ def turns(setting: str, on: str) -> Callable[[str], Meaning]:
 def read_milliseconds(value: str) -> Meaning:
     """Return `exposition.event_window_seconds`, converted from the flag's milliseconds."""
     return {"exposition.event_window_seconds": f"{value}e-3"}
+
+
+def read_interval(value: str) -> Meaning:
+    """Return shorter times between readings, if values could be older than the flag's interval.
+
+    The flag is in milliseconds. At longer intervals, the agent reads more often anyway.
+    """
+    if not value.isascii() or not value.isdigit() or not int(value):
+        raise ValueError(f"expected milliseconds > 0, got {value!r}")
+    seconds = int(value) / 1000
+    return {
+        name: f"{max(seconds, shortest):g}"
+        for name, usual, shortest in _INTERVALS
+        if seconds < usual
+    }
+
+
+def read_devices(value: str) -> Meaning:
+    """Return `exposition.dcgm_devices`; `None` for MIG instances by number."""
+    return None if "i:" in value else {"exposition.dcgm_devices": value}
 
 
 def read_counters_file(value: str) -> Meaning:
@@ -144,7 +170,12 @@ SWITCHES: Final = (
     Flag("debug", turns("log.level", "debug"), meaning="`log.level: debug`"),
     Flag("disable-startup-validate", ignore, "DISABLE_STARTUP_VALIDATE"),
     Flag("enable-gpu-bind-unbind-watch", accept, meaning="always on"),
-    Flag("use-old-namespace o", meaning="no effect: the agent does not have the names of 1.x"),
+    Flag(
+        "use-old-namespace o",
+        turns("exposition.dcgm_old_labels", "true"),
+        meaning="`exposition.dcgm_old_labels`. **Differs:** in a list of metrics, names of 1.x have"
+        " no effect",
+    ),
     Flag("kubernetes-enable-pod-labels", meaning=_POD_LABELS),
     *map(Flag, ("container-labels", "enable-dcgm-log", "dump-enabled", "dump-compression")),
     Flag("enable-pprof"),
@@ -162,9 +193,10 @@ FLAGS: Final = (
     Flag("address a", sets("http.listen"), "DCGM_EXPORTER_LISTEN", "`http.listen`"),
     Flag(
         "collect-interval c",
-        ignore,
+        read_interval,
         "DCGM_EXPORTER_INTERVAL",
-        "no effect: a scrape has the newest sample; set `sampling_interval_seconds`",
+        "`sampling_interval_seconds`, `readings_seconds` and `health_seconds`, if the interval is"
+        " shorter than their defaults; at least 250 ms, for health 1 s",
     ),
     Flag("kubernetes-gpu-id-type", accept, meaning="the agent accepts both types with any value"),
     Flag(
@@ -181,9 +213,10 @@ FLAGS: Final = (
     ),
     Flag(
         "devices d",
-        ignore,
+        read_devices,
         "DCGM_EXPORTER_DEVICES_STR",
-        "all devices are shown, as with `f` and `g+i`; other values have no effect",
+        "`exposition.dcgm_devices`. **Differs:** `g+i` means the same as `f`; numbers of MIG"
+        " instances, such as `i:0`, have no effect",
     ),
     Flag(
         "switch-devices s",
@@ -279,7 +312,10 @@ def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
         value, origin = given[flag]
         if flag in SWITCHES and value not in (*_TRUE, *_FALSE):
             raise SettingsError(f"{origin}: expected true or false, got {value!r}")
-        meaning = flag.read(value)
+        try:
+            meaning = flag.read(value)
+        except ValueError as error:
+            raise SettingsError(f"{origin}: {error}") from error
         if meaning is None:
             swap.without_effect.append(origin)
         for name, text in (meaning or {}).items():

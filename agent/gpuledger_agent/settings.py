@@ -15,6 +15,7 @@ from gpuledger.ledger.series import refuse_equal_labels
 from gpuledger.records.base import DEFAULT_CLUSTER, MAX_NODE_NAME_LENGTH, NodeName
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import require_cluster_name
+from gpuledger_agent.dcgm_devices import parse_devices
 
 Profile = Literal["lean", "full"]
 
@@ -35,6 +36,12 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     host_label: Literal["hostname", "Hostname", "none"] = "hostname"
     """Label of DCGM's metrics that contains the node name: `hostname` (dcgm-exporter since May
     2026), `Hostname` (before that) or `none`."""
+    dcgm_devices: str = "f"
+    """Devices that DCGM's metrics show, as with dcgm-exporter's `--devices`: `f` or `g+i` (all),
+    `g` (GPUs), `i` (MIG instances), or `g:0,2-3` (the GPUs with these indices)."""
+    dcgm_old_labels: bool = False
+    """Whether DCGM's metrics have the labels of dcgm-exporter 1.x, as with its
+    `--use-old-namespace`: `uuid`, `pod_name`, `pod_namespace` and `container_name`."""
     pod_series: bool = False
     """Whether shared GPUs get `DCGM_FI_DEV_GPU_UTIL`, `…_FB_USED` and
     `DCGM_FI_PROF_GR_ENGINE_ACTIVE` per container too. Sums then count such GPUs twice, unless they
@@ -62,8 +69,12 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     seconds. Only a GPU's last 1000 events are counted."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` if two names of `pod_labels` become the same label of a series."""
+        """Raise `ValueError` if `pod_labels` or `dcgm_devices` is invalid."""
         refuse_equal_labels("pod_labels", self.pod_labels)
+        try:
+            parse_devices(self.dcgm_devices)
+        except ValueError as error:
+            raise ValueError(f"dcgm_devices: {error}") from error
 
 
 _MAX_OF_A_TICK: Final = 0.8

@@ -101,4 +101,6 @@ def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:
         pod_series=settings.pod_series,
         dashes_in_model_name=settings.dashes_in_model_name,
         shows_pod_uid=settings.dcgm_pod_uid,
+        devices=settings.dcgm_devices,
+        has_old_labels=settings.dcgm_old_labels,
     )

@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from gpuledger.ledger.allocated_parts import jobs_by_device, jobs_of
 from gpuledger.xids import find_xid
+from gpuledger_agent.dcgm_devices import DcgmDevices, parse_devices
 from gpuledger_agent.exposition.dcgm_fields import (
     MULTI_SERIES,
     MULTI_SERIES_UNIT,
@@ -20,11 +21,24 @@ from gpuledger_agent.exposition.dcgm_fields import (
     Field,
 )
 from gpuledger_agent.exposition.device import ShownDevice, unit_of
-from gpuledger_agent.exposition.families import Labels, SampleLine, write_family, write_labels
+from gpuledger_agent.exposition.families import (
+    Label,
+    Labels,
+    SampleLine,
+    write_family,
+    write_labels,
+)
 from gpuledger_agent.exposition.node_state import Snapshot
 from gpuledger_agent.exposition.pod_lookup import NodeContainer, PodShare
 
 SHARE_LABEL: Final = "gpuledger_share"
+_OLD_LABELS: Final = {
+    "UUID": "uuid",
+    "container": "container_name",
+    "namespace": "pod_namespace",
+    "pod": "pod_name",
+}
+"""The names of labels in dcgm-exporter 1.x, by their present names."""
 
 
 class SeriesRow(NamedTuple):
@@ -68,6 +82,10 @@ class RowWriter:
     """Whether spaces in the label `modelName` are replaced by dashes."""
     shows_pod_uid: bool = False
     """Whether the series of a device allocated to one container have a `pod_uid` label."""
+    devices: DcgmDevices
+    """The devices that have series."""
+    has_old_labels: bool = False
+    """Whether some labels have their names in dcgm-exporter 1.x."""
 
     def write(self, now: Snapshot) -> Rows:
         """Return the rows of the tick in the snapshot."""
@@ -77,6 +95,9 @@ class RowWriter:
         devices, memories = [], []
         for device in now.devices:
             reading = device.reading
+            is_instance = reading.parent_uuid is not None
+            if not self.devices.shows(reading.index, is_instance=is_instance):
+                continue
             siblings = split.get(device.gpu_instance)
             allocatee = now.tick_containers.exclusive(reading)
             # If the device is allocated to one container, the device's own series have that
@@ -133,13 +154,18 @@ class RowWriter:
                     ("pod_uid", share.user.pod_uid),
                     (SHARE_LABEL, "pod"),
                 ]
-                written.append((share, write_labels([*old, *own]), write_labels([*new, *own])))
+                written.append((share, self._text([*old, *own]), self._text([*new, *own])))
         return SeriesRow(
             device=device,
-            old_labels=write_labels([*old, *tail]),
-            new_labels=write_labels([*new, *tail]),
+            old_labels=self._text([*old, *tail]),
+            new_labels=self._text([*new, *tail]),
             shares=written,
         )
+
+    def _text(self, labels: Sequence[Label]) -> str:
+        if self.has_old_labels:
+            labels = [(_OLD_LABELS.get(name, name), value) for name, value in labels]
+        return write_labels(labels)
 
     def _uid_label(self, allocatee: NodeContainer) -> Labels:
         return [("pod_uid", allocatee.pod_uid)] if self.shows_pod_uid else []
@@ -200,6 +226,8 @@ class DcgmPage:
         pod_series: bool = False,
         dashes_in_model_name: bool = False,
         shows_pod_uid: bool = False,
+        devices: str = "f",
+        has_old_labels: bool = False,
     ) -> None:
         # If only one name of a field is shown, it is the one in the list.
         listed = [(one.name if names == "old" else one.field.old, one) for one in counters]
@@ -212,6 +240,8 @@ class DcgmPage:
             pod_series=pod_series,
             dashes_in_model_name=dashes_in_model_name,
             shows_pod_uid=shows_pod_uid,
+            devices=parse_devices(devices),
+            has_old_labels=has_old_labels,
         )
 
     def write(self, now: Snapshot) -> Iterator[str]:

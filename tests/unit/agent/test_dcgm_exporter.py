@@ -126,6 +126,18 @@ def test_gpuledgers_own_settings_take_precedence() -> None:
         (["-rbmn"], "exposition.dashes_in_model_name", True),
         (["--debug"], "log.level", "debug"),
         (["--log-format", "text"], "log.format", "text"),
+        (["-d", "f"], "exposition.dcgm_devices", "f"),
+        (["--devices=g:0,2-3"], "exposition.dcgm_devices", "g:0,2-3"),
+        (["-o"], "exposition.dcgm_old_labels", True),
+        (["--use-old-namespace=false"], "exposition.dcgm_old_labels", False),
+        (["-c", "500"], "sampling_interval_seconds", 0.5),
+        (["-c", "500"], "readings_seconds", 0.5),
+        (["--collect-interval=500"], "health_seconds", 1.0),
+        (["-c", "100"], "sampling_interval_seconds", 0.25),
+        (["-c", "2000"], "sampling_interval_seconds", 1.0),
+        (["-c", "2000"], "readings_seconds", 2.0),
+        (["-c", "30000"], "readings_seconds", 5.0),
+        (["-c", "30000"], "health_seconds", 10.0),
     ],
 )
 def test_a_flag_with_a_counterpart_sets_it(words: list[str], setting: str, value: object) -> None:
@@ -162,7 +174,7 @@ def test_the_lists_of_dcgm_exporters_own_image_are_built_in(path: str) -> None:
 
 
 def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
-    argv = ["-c", "30s", "-r", "host:5555", "-d", "g:0,2-3", "--use-old-namespace"]
+    argv = ["-r", "host:5555", "-d", "i:0,2", "-s", "g"]
     argv += ["-f", "/etc/dcgm-exporter/1.x-compatibility-metrics.csv", "-n", "1"]
     environ = {
         "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS": "true",
@@ -172,12 +184,11 @@ def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
     }
     load(argv, environ)
     assert sorted(read_swap(argv, environ).without_effect) == [
-        "--use-old-namespace",
-        "-c",
         "-d",
         "-f",
         "-n 1",
         "-r",
+        "-s",
         "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS",
         "DCGM_EXPORTER_SOMETHING_NEW",
     ]
@@ -194,6 +205,9 @@ def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
         ([], {"KUBERNETES_VIRTUAL_GPUS": "on"}, "KUBERNETES_VIRTUAL_GPUS: expected true or"),
         (["--log-format=xml"], {}, "--log-format: expected"),
         (["-f"], {}, "-f: expected a value"),
+        (["-c", "30s"], {}, "-c: expected milliseconds > 0, got '30s'"),
+        ([], {"DCGM_EXPORTER_INTERVAL": "0"}, "DCGM_EXPORTER_INTERVAL: expected milliseconds > 0"),
+        (["-d", "h"], {}, "-d: expected f, g, i, g+i or GPUs such as g:0,2-3, got 'h'"),
     ],
 )
 def test_an_invalid_value_is_rejected_with_the_name_of_its_setting(

@@ -57,6 +57,65 @@ def test_a_series_has_dcgm_exporters_labels_in_their_order() -> None:
     )
 
 
+@pytest.mark.parametrize("uuid", ["UUID", "uuid"])
+def test_on_request_labels_have_their_names_in_dcgm_exporter_1(uuid: str) -> None:
+    it = node(ExpositionSettings(dcgm_old_labels=uuid == "uuid", dcgm_pod_uid=True))
+    it.show(sample(gpu(3, temperature_celsius=41), allocations=[allocation(3, OWNER)]))
+    (line,) = it.lines("DCGM_FI_DEV_GPU_TEMP")
+    names = ("container", "namespace", "pod")
+    if uuid == "uuid":
+        names = ("container_name", "pod_namespace", "pod_name")
+    assert f'gpu="3",{uuid}="GPU-3",' in line
+    assert line.endswith('{}="main",{}="ml",{}="train-0"}} 41'.format(*names))
+
+
+@pytest.mark.parametrize(
+    ("devices", "shown"),
+    [
+        ("f", ["GPU-0", "GPU-2", "MIG-7"]),
+        ("g+i", ["GPU-0", "GPU-2", "MIG-7"]),
+        ("g", ["GPU-0", "GPU-1", "GPU-2"]),
+        ("i", ["MIG-7"]),
+        ("g:0", ["GPU-0"]),
+        ("g:0,1", ["GPU-0", "GPU-1"]),
+        ("g:1-2", ["GPU-1", "GPU-2"]),
+        ("g:2-5+i", ["GPU-2", "MIG-7"]),
+        ("i+g:0", ["GPU-0", "MIG-7"]),
+        ("g:9", []),
+    ],
+)
+def test_the_setting_selects_the_devices_with_series(devices: str, shown: list[str]) -> None:
+    it = node(ExpositionSettings(dcgm_devices=devices))
+    used = {"memory_used_bytes": MIB}
+    it.show(sample(gpu(0, **used), gpu(1, **used), instance(7, of=1, **used), gpu(2, **used)))
+    found = it.values("DCGM_FI_DEV_FB_USED", "UUID", "GPU_I_ID")
+    assert sorted(f"MIG-{id_}" if id_ else uuid for uuid, id_ in found) == shown
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        "",
+        "x",
+        "f:0",
+        "f+g",
+        "g+g",
+        "g:",
+        "g:a",
+        "g:0-",
+        "g:0-1-2",
+        "g:-1",
+        "i:0",
+        "g:0 ",
+        "g:٣",
+        "G",
+    ],
+)
+def test_any_other_selection_of_devices_is_invalid(devices: str) -> None:
+    with pytest.raises(ValueError, match="dcgm_devices: expected f, g, i"):
+        ExpositionSettings(dcgm_devices=devices)
+
+
 def with_jobs(reported: Reported, *jobs: tuple[str, str, int | None]) -> Reported:
     held = [
         JobAllocation(gpu_uuid=uuid, job_id=job, gpu_instance=number) for uuid, job, number in jobs
