@@ -121,10 +121,6 @@ class Flag(NamedTuple):
         return self.own_variable or f"{_PREFIX}{name}"
 
 
-_POD_LABELS: Final = (
-    "no effect: list the labels in `exposition.pod_labels`. **Differs:** a label `team` becomes"
-    " `label_team`, as in kube-state-metrics"
-)
 SWITCHES: Final = (
     Flag(
         "kubernetes k",
@@ -176,7 +172,13 @@ SWITCHES: Final = (
         meaning="`exposition.dcgm_old_labels`. **Differs:** in a list of metrics, names of 1.x have"
         " no effect",
     ),
-    Flag("kubernetes-enable-pod-labels", meaning=_POD_LABELS),
+    Flag(
+        "kubernetes-enable-pod-labels",
+        turns("exposition.dcgm_pod_labels", "true"),
+        meaning="`exposition.dcgm_pod_labels`. **Differs:** the agent needs"
+        " [access to the kubelet]"
+        "(../guides/labels-and-teams.md#show-pod-labels-on-the-agents-metrics)",
+    ),
     *map(Flag, ("container-labels", "enable-dcgm-log", "dump-enabled", "dump-compression")),
     Flag("enable-pprof"),
 )
@@ -260,7 +262,11 @@ FLAGS: Final = (
         "configmap-data m",
         meaning="no effect: mount the ConfigMap and pass the file with `-f`",
     ),
-    Flag("kubernetes-pod-label-allowlist-regex", meaning=_POD_LABELS),
+    Flag(
+        "kubernetes-pod-label-allowlist-regex",
+        sets("exposition.dcgm_pod_label_patterns"),
+        meaning="`exposition.dcgm_pod_label_patterns`",
+    ),
 )
 _BY_NAME: Final = {name: flag for flag in FLAGS for name in flag.names.split()}
 

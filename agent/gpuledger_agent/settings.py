@@ -52,6 +52,13 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     pod_labels: Annotated[tuple[str, ...], msgspec.Meta(max_length=32)] = ()
     """Pod labels, by their Kubernetes names, added to the series of pods as `label_…`. Requires
     read permission on `kubelet.api`; not supported with recordings."""
+    dcgm_pod_labels: bool = False
+    """Whether DCGM's metrics have all labels of pods, as with dcgm-exporter's option: under their
+    own names, with `_` for characters that Prometheus does not allow. Like `pod_labels`, it
+    requires `kubelet.api`."""
+    dcgm_pod_label_patterns: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    """Regular expressions for names of `dcgm_pod_labels`: one must match a part of the Kubernetes
+    name. Empty means all labels."""
     dashes_in_model_name: bool = False
     """Whether DCGM's metrics replace blanks in `modelName` by dashes."""
     process_series: bool = False
@@ -68,9 +75,19 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Length of the window of `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`, in
     seconds. Only a GPU's last 1000 events are counted."""
 
+    @property
+    def has_pod_labels(self) -> bool:
+        """Whether series have labels of pods."""
+        return bool(self.pod_labels) or self.dcgm_pod_labels
+
     def __post_init__(self) -> None:
-        """Raise `ValueError` if `pod_labels` or `dcgm_devices` is invalid."""
+        """Raise `ValueError` if a value of pod labels or devices is invalid."""
         refuse_equal_labels("pod_labels", self.pod_labels)
+        for pattern in self.dcgm_pod_label_patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"dcgm_pod_label_patterns: {pattern!r}: {error}") from error
         try:
             parse_devices(self.dcgm_devices)
         except ValueError as error:

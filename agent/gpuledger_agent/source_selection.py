@@ -73,7 +73,7 @@ def _pod_list(settings: AgentSettings) -> KubeletPodList | None:
     """Return the kubelet's list of pods; `None` if the agent does not need it or has no token."""
     sources, api = settings.allocations.sources, settings.kubelet.api
     is_used = api.token_file.exists() if sources == "auto" else sources
-    if not is_used and not settings.exposition.pod_labels:
+    if not is_used and not settings.exposition.has_pod_labels:
         return None
     return KubeletPodList(api, node=settings.node_name)
 

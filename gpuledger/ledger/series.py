@@ -104,9 +104,14 @@ _identity: Final[Callable[[GpuReading], tuple[Any, ...]]] = attrgetter(
 _BAD_IN_LABELS: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
+def to_label(name: str) -> str:
+    """Return a name in which `_` replaces the characters that Prometheus' labels cannot have."""
+    return _BAD_IN_LABELS.sub("_", name)
+
+
 def label_of(name: str, *, prefix: str = "label") -> str:
     """Return the Prometheus label for a Kubernetes label, converted as kube-state-metrics does."""
-    return f"{prefix}_{_BAD_IN_LABELS.sub('_', name)}"
+    return f"{prefix}_{to_label(name)}"
 
 
 def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[str] = ()) -> None:

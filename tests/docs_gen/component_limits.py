@@ -24,6 +24,7 @@ import gpuledger_agent.gpu.breaker
 import gpuledger_agent.gpu.worker
 import gpuledger_agent.host.job_directory
 import gpuledger_agent.host.kubelet.allocations
+import gpuledger_agent.host.kubelet.pod_labels
 import gpuledger_agent.host.kubelet.pod_list
 import gpuledger_agent.host.node_pods
 import gpuledger_enricher.join.booking.late_adjustments
@@ -156,6 +157,12 @@ COMPONENT_LIMITS: Final = (
                 gpuledger_agent.host.kubelet.pod_list,
                 "MAX_ANSWER_BYTES",
                 "The checks `pod_labels` and `allocations` fail.",
+            ),
+            Limit(
+                "Labels of a pod with `exposition.dcgm_pod_labels`",
+                gpuledger_agent.host.kubelet.pod_labels,
+                "MAX_ALL",
+                "Further labels are left out.",
             ),
             Limit(
                 "Names of containers on a node",

@@ -10,6 +10,7 @@ the node's directories. If two pods have the same name, for example while a pod 
 recreated, the UID stays empty.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -63,9 +64,19 @@ class PodLookup:
     are unknown."""
     find_uids: FindUids = _find_no_uid
     labels_of: LabelsOf = _find_no_label
+    dcgm_labels_of: LabelsOf = _find_no_label
+    """Like `labels_of`, for further labels that only DCGM's metrics have."""
 
 
 NO_PODS: Final = PodLookup()
+# Labels that DCGM's metrics have anyway. A pod could invalidate the page with a label of such a
+# name, because no series may have a label twice.
+_DCGM_LABEL: Final = re.compile(
+    "DCGM_.*|GPU_._ID|GPU_I_PROFILE|gpu|uuid|UUID|pci_bus_id|device|modelName|[hH]ostname"
+    "|container|container_name|namespace|pod_namespace|pod|pod_name|pod_uid|hpc_job"
+    "|gpuledger_share|err_code|err_msg|window_size_in_ms|xid|clock_event|peer_gpu|link_status"
+    "|health_watch|health_error_code"
+)
 
 
 class NodeContainer(NamedTuple):
@@ -85,6 +96,8 @@ class NodeContainer(NamedTuple):
     """The scheduler's job id, for processes outside of pods."""
     further: Sequence[Label] = ()
     """The pod's Kubernetes labels that are added to its series."""
+    dcgm_further: Sequence[Label] = ()
+    """The pod's Kubernetes labels that are added only to its series with DCGM's names."""
 
     @property
     def labels(self) -> list[Label]:
@@ -107,6 +120,7 @@ class NodeContainer(NamedTuple):
             ("namespace", self.namespace),
             ("pod", self.pod),
             *self.further,
+            *self.dcgm_further,
         ]
 
 
@@ -232,10 +246,17 @@ class TickContainers:
     def _described(
         self, namespace: str, pod: str, container: str, *, pod_uid: str, container_id: str = ""
     ) -> NodeContainer:
-        further = self._pods.labels_of(pod_uid) if pod_uid else ()
-        return NodeContainer(
-            namespace, pod, container, pod_uid, container_id, further=tuple(further)
-        )
+        found = NodeContainer(namespace, pod, container, pod_uid, container_id)
+        if not pod_uid:
+            return found
+        further = tuple(self._pods.labels_of(pod_uid))
+        taken = {name for name, _ in further}
+        of_dcgm = [
+            (name, value)
+            for name, value in self._pods.dcgm_labels_of(pod_uid)
+            if name not in taken and not _DCGM_LABEL.fullmatch(name)
+        ]
+        return found._replace(further=further, dcgm_further=tuple(of_dcgm))
 
 
 def _engine_busy_ratios(processes: Sequence[GpuProcess]) -> Mapping[str, float]:

@@ -126,6 +126,12 @@ def test_gpuledgers_own_settings_take_precedence() -> None:
         (["-rbmn"], "exposition.dashes_in_model_name", True),
         (["--debug"], "log.level", "debug"),
         (["--log-format", "text"], "log.format", "text"),
+        (["--kubernetes-enable-pod-labels"], "exposition.dcgm_pod_labels", True),
+        (
+            ["--kubernetes-pod-label-allowlist-regex", r"^app$,^kueue\.x-k8s\.io/.*$"],
+            "exposition.dcgm_pod_label_patterns",
+            ("^app$", r"^kueue\.x-k8s\.io/.*$"),
+        ),
         (["-d", "f"], "exposition.dcgm_devices", "f"),
         (["--devices=g:0,2-3"], "exposition.dcgm_devices", "g:0,2-3"),
         (["-o"], "exposition.dcgm_old_labels", True),
@@ -177,7 +183,7 @@ def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
     argv = ["-r", "host:5555", "-d", "i:0,2", "-s", "g"]
     argv += ["-f", "/etc/dcgm-exporter/1.x-compatibility-metrics.csv", "-n", "1"]
     environ = {
-        "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS": "true",
+        "DCGM_EXPORTER_CONTAINER_LABELS": "true",
         "DCGM_EXPORTER_SOMETHING_NEW": "1",
         "DCGM_EXPORTER_DUMP_ENABLED": "false",
         "DCGM_EXPORTER_CONFIGMAP_DATA": "none",
@@ -189,7 +195,7 @@ def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
         "-n 1",
         "-r",
         "-s",
-        "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS",
+        "DCGM_EXPORTER_CONTAINER_LABELS",
         "DCGM_EXPORTER_SOMETHING_NEW",
     ]
 
@@ -205,6 +211,7 @@ def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
         ([], {"KUBERNETES_VIRTUAL_GPUS": "on"}, "KUBERNETES_VIRTUAL_GPUS: expected true or"),
         (["--log-format=xml"], {}, "--log-format: expected"),
         (["-f"], {}, "-f: expected a value"),
+        (["--kubernetes-pod-label-allowlist-regex=("], {}, "allowlist-regex: '(': missing )"),
         (["-c", "30s"], {}, "-c: expected milliseconds > 0, got '30s'"),
         ([], {"DCGM_EXPORTER_INTERVAL": "0"}, "DCGM_EXPORTER_INTERVAL: expected milliseconds > 0"),
         (["-d", "h"], {}, "-d: expected f, g, i, g+i or GPUs such as g:0,2-3, got 'h'"),

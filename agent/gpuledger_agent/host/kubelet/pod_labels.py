@@ -5,11 +5,11 @@ change while the kubelet is unavailable.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from gpuledger.ledger.series import label_of
+from gpuledger.ledger.series import label_of, to_label
 from gpuledger.records.bounds import MAX_LABEL_LENGTH
 from gpuledger_agent.host.kubelet.pod_list import ListedPod
 from gpuledger_agent.host.node_pods import MAX_NAMES
@@ -17,6 +17,10 @@ from gpuledger_agent.host.node_pods import MAX_NAMES
 # The API server's rules for label values, so that no value is longer or has other characters.
 _VALUE: Final = re.compile(rf"[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{MAX_LABEL_LENGTH - 2}}}[A-Za-z0-9])?")
 
+# Prometheus' names of labels do not begin with a digit.
+_NAME: Final = re.compile(r"[A-Za-z]")
+MAX_ALL: Final = 64
+"""Maximum number of labels on a pod's series if all labels are selected."""
 Labels = Sequence[tuple[str, str]]
 """Names and values of labels to add to a pod's series."""
 
@@ -38,12 +42,39 @@ def select_labels(pods: Sequence[ListedPod], names: Sequence[str]) -> dict[str, 
     }
 
 
+def select_dcgm_labels(
+    pods: Sequence[ListedPod], patterns: Sequence[re.Pattern[str]]
+) -> dict[str, Labels]:
+    """Return the labels that dcgm-exporter adds to each pod's series, by pod UID.
+
+    If there are patterns, one of them must match a part of the label's name in Kubernetes. If two
+    names become equal, the first in alphabetical order remains.
+    """
+
+    def choose(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        for name in sorted(labels, reverse=True):
+            is_chosen = not patterns or any(pattern.search(name) for pattern in patterns)
+            if is_chosen and _NAME.match(name) and _VALUE.fullmatch(labels[name]):
+                yield to_label(name), labels[name]
+
+    return {
+        pod.metadata.uid: tuple(sorted(dict(choose(pod.metadata.labels or {})).items()))[:MAX_ALL]
+        for pod in pods
+    }
+
+
 class PodLabels:
     """The labels of the node's pods in the last response; a `PodListReader`."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """Start without labels; `names` are the Kubernetes names of the labels to return."""
+    def __init__(self, names: Sequence[str], *, dcgm_patterns: Sequence[str] | None = None) -> None:
+        """Start without labels.
+
+        `names` are the Kubernetes names of the labels to return. `dcgm_patterns` select the labels
+        of `dcgm_labels_of`; `None` means no labels.
+        """
         self._names = names
+        self._patterns = None if dcgm_patterns is None else [re.compile(p) for p in dcgm_patterns]
+        self._dcgm_labels: Mapping[str, Labels] = {}
         self._labels: Mapping[str, Labels] = {}
         self._wanted: set[str] = set()
         self._requested: AbstractSet[str] = frozenset()
@@ -61,6 +92,10 @@ class PodLabels:
             self._wanted.add(pod_uid)
         return ()
 
+    def dcgm_labels_of(self, pod_uid: str) -> Labels:
+        """Return the labels that dcgm-exporter adds to a pod's series; none for unknown pods."""
+        return self._dcgm_labels.get(pod_uid, ())
+
     def wants_pods(self) -> bool:
         """Return whether labels of an unknown pod are needed."""
         return bool(self._wanted)
@@ -72,5 +107,7 @@ class PodLabels:
     def take_pods(self, pods: Sequence[ListedPod]) -> None:
         """Replace the labels by those of the listed pods."""
         self._labels = select_labels(pods, self._names)
+        if self._patterns is not None:
+            self._dcgm_labels = select_dcgm_labels(pods, self._patterns)
         # Pods that the kubelet does not list are not queried again before the next regular query.
         self._not_listed = self._requested - self._labels.keys()

@@ -223,6 +223,7 @@ def node(
     *,
     uids: Mapping[str, Sequence[str]] = MappingProxyType({}),
     pod_labels: Mapping[str, Sequence[Label]] = MappingProxyType({}),
+    dcgm_pod_labels: Mapping[str, Sequence[Label]] = MappingProxyType({}),
     **known: str,
 ) -> Node:
     """Make a node with pod UIDs in its directories, by `ns/pod`, and with pod labels, by UID."""
@@ -231,6 +232,7 @@ def node(
         name_of=FakeNames(known).name_of,
         find_uids=lambda namespace, pod: uids.get(f"{namespace}/{pod}", ()),
         labels_of=lambda uid: pod_labels.get(uid, ()),
+        dcgm_labels_of=lambda uid: dcgm_pod_labels.get(uid, ()),
     )
     view = make_node_state(settings, clock=clock, sampling_interval_seconds=1.0, pods=pods)
     return Node(clock=clock, view=view, page=PageRenderer(view, settings=settings, clock=clock))

@@ -1,10 +1,13 @@
 """UID and labels of a series' pod: only if they are certain, never guessed."""
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from gpuledger.records import AllocationSource, ContainerRef, DeviceAllocation, GpuProcess
+from gpuledger_agent.exposition.dcgm_fields import all_fields
 from gpuledger_agent.settings import ExpositionSettings
 from tests.unit.agent.exposition.builders import (
     GIB,
@@ -13,6 +16,7 @@ from tests.unit.agent.exposition.builders import (
     allocation,
     gpu,
     instance,
+    inventory,
     node,
     process,
     sample,
@@ -149,6 +153,48 @@ def test_all_series_of_a_pod_have_its_chosen_labels_and_no_others_do() -> None:
     assert [line for line in of_a if 'label_team="vision"' not in line] == []
     others = [line for line in text.splitlines() if line not in of_a]
     assert [line for line in others if "label_team" in line] == []
+
+
+def test_dcgm_exporters_pod_labels_are_only_on_dcgms_series() -> None:
+    it = node(uids={"ml/a": [NEW]}, dcgm_pod_labels={NEW: [("team", "vision")]})
+    it.show(tick(gpu(0, temperature_celsius=40), allocations=[allocation(0, "ml/a/main")]))
+    lines = [line for line in it.page().decode().splitlines() if 'team="vision"' in line]
+    assert lines
+    assert all(line.startswith("DCGM_") for line in lines)
+    assert it.values("DCGM_FI_DEV_GPU_TEMP", "pod", "team") == {("a", "vision"): 40}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_no_label_of_a_pod_repeats_the_name_of_another_label(
+    tmp_path: Path, *, is_old: bool
+) -> None:
+    file = tmp_path / "counters.csv"
+    every = [f"{one.old},{one.kind},x" for one in all_fields()]
+    file.write_text("\n".join(every))
+    settings = ExpositionSettings(
+        counters_file=file, dcgm_pod_uid=True, dcgm_old_labels=is_old, pod_series=True
+    )
+    rows = (
+        gpu(0, temperature_celsius=40, memory_used_bytes=GIB),
+        instance(7, of=0, memory_used_bytes=GIB),
+        instance(7, of=0, ci=1, memory_used_bytes=GIB),
+    )
+    shown = tick(
+        *rows,
+        containers={"c1": NEW},
+        processes=[process(0, 0)],
+        allocations=[allocation(0, "ml/a/main")],
+    )
+    plain = node(settings, uids={"ml/a": [NEW]}, c1="ml/a/main")
+    plain.show(shown, inventory=inventory(0))
+    names = set(re.findall(r'[{,](\w+)="', plain.page().decode()))
+    assert {"gpu", "pod_uid", "DCGM_FI_DRIVER_VERSION", "GPU_I_ID"} <= names
+    labels = {NEW: [(name, "stolen") for name in sorted(names)]}
+    it = node(settings, uids={"ml/a": [NEW]}, dcgm_pod_labels=labels, c1="ml/a/main")
+    it.show(shown, inventory=inventory(0))
+    for line in it.page().decode().splitlines():
+        found = re.findall(r'[{,](\w+)="', line)
+        assert len(found) == len(set(found)), line
 
 
 def test_a_pod_that_may_be_one_of_two_has_no_labels() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,12 @@ from jsonschema import Draft202012Validator
 
 from gpuledger.runtime import Check
 from gpuledger.runtime.tasks import run_tasks
-from gpuledger_agent.host.kubelet.pod_labels import PodLabels, select_labels
+from gpuledger_agent.host.kubelet.pod_labels import (
+    MAX_ALL,
+    PodLabels,
+    select_dcgm_labels,
+    select_labels,
+)
 from gpuledger_agent.host.kubelet.pod_list import (
     MAX_ANSWER_BYTES,
     KubeletPodList,
@@ -45,6 +51,33 @@ def test_a_pod_has_its_chosen_labels_under_the_names_of_kube_state_metrics() -> 
         "2": (),
         "3": (("label_team", "speech"),),
     }
+
+
+@pytest.mark.parametrize(
+    ("patterns", "shown"),
+    [
+        ([], {"app_kubernetes_io_name": "chat", "team": "vision", "tier": "gold"}),
+        (["^team$"], {"team": "vision"}),
+        (["^app\\.kubernetes\\.io/", "^ti"], {"app_kubernetes_io_name": "chat", "tier": "gold"}),
+        (["ea"], {"team": "vision"}),
+        (["^nothing$"], {}),
+    ],
+)
+def test_dcgm_exporters_patterns_select_labels_under_their_own_names(
+    patterns: list[str], shown: dict[str, str]
+) -> None:
+    labels = {"team": "vision", "app.kubernetes.io/name": "chat", "tier": "gold", "1st": "x"}
+    pods = parse_pods(json.dumps(pod_list(pod("1", **labels), pod("2"))).encode(), node=NODE)
+    found = select_dcgm_labels(pods, [re.compile(one) for one in patterns])
+    assert found == {"1": tuple(shown.items()), "2": ()}
+
+
+def test_equal_and_excess_labels_of_dcgm_exporter_are_left_out() -> None:
+    labels = {"a.b": "first", "a/b": "second"} | {f"x{i:03}": "y" for i in range(MAX_ALL)}
+    pods = parse_pods(json.dumps(pod_list(pod("1", **labels))).encode(), node=NODE)
+    (found,) = select_dcgm_labels(pods, []).values()
+    assert found[0] == ("a_b", "first")
+    assert len(found) == MAX_ALL
 
 
 def test_a_node_without_pods_has_a_list_without_items() -> None:
