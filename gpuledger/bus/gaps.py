@@ -1,5 +1,8 @@
 """Reports records that a consumer missed: a log line, counters, and a check that stays failed.
 
+A consumer misses records if Kafka removes them first, or if another program moves the group's
+committed offset past them, for example `kafka-consumer-groups.sh --reset-offsets`.
+
 `Withheld` also measures for how long an open transaction has withheld existing records. A
 transaction that is never ended withholds all later records of its partition until the brokers abort
 it (`transaction.max.timeout.ms`, 15 minutes). Until then, polls return no records, as for an empty
@@ -26,14 +29,14 @@ from gpuledger.runtime import Check
 
 RECORDS_MISSED_TOTAL: Final = Counter(
     "gpuledger_records_missed",
-    "Total number of offsets, including transaction markers, that a consumer group missed because"
-    " records were removed before it read them.",
+    "Total number of offsets, including transaction markers, that a consumer group missed: records"
+    " that were removed or skipped before it read them.",
     ["topic", "consumer"],
 )
 GAPS_TOTAL: Final = Counter(
     "gpuledger_gaps",
     "Total number of gaps in a consumer group's reading, by reason: `retention` (records removed"
-    " unread), `topic_recreated` or `truncated` (read records lost).",
+    " unread), `moved` (offset set by another program), `topic_recreated`, `truncated`.",
     ["topic", "consumer", "reason"],
 )
 OPEN_TRANSACTION_SECONDS: Final = Gauge(
@@ -86,9 +89,14 @@ class ReportedGaps:
 
     def __init__(self) -> None:
         self._known: dict[TopicPartition, tuple[int, int]] = {}
+        self._moved_to: dict[TopicPartition, int] = {}
 
     def rest_of(self, gap: Gap) -> Gap | None:
         """Return the part of the gap that was not reported before, or `None`."""
+        if gap.reason is GapReason.MOVED:
+            is_known = self._moved_to.get(gap.partition) == gap.next_offset
+            self._moved_to[gap.partition] = gap.next_offset
+            return None if is_known else gap
         # Offsets of a recreated topic or a truncated log cannot be compared with earlier ones.
         if gap.reason is not GapReason.RETENTION:
             self._known.pop(gap.partition, None)
@@ -121,12 +129,34 @@ class GapCheck:
 def describe_gap(gap: Gap) -> str:
     """Return the gap's partition, offset, size, reason and times as part of a sentence."""
     topic, number = gap.partition
-    times = f"{iso_time(gap.time_before_ms) or 'unknown'} to {iso_time(gap.time_after_ms) or 'now'}"
     missed = "an unknown number of records" if gap.missed is None else f"{gap.missed} offsets"
+    if gap.reason is GapReason.MOVED:
+        start = "before" if gap.missed is None else f"from offset {gap.first_offset} to"
+        return (
+            f"in {topic}[{number}] {start} offset {gap.next_offset}: {missed} ({gap.reason.value}:"
+            " another program set the offset of the consumer group)"
+        )
+    times = f"{iso_time(gap.time_before_ms) or 'unknown'} to {iso_time(gap.time_after_ms) or 'now'}"
     return (
         f"in {topic}[{number}] from offset {gap.first_offset}: {missed} ({gap.reason.value}),"
         f" event time {times}"
     )
+
+
+def moved_gap(partition: TopicPartition, *, offset: int, read_before: int | None) -> Gap | None:
+    """Return the gap before an offset that another program has committed, or `None`.
+
+    `read_before` is the offset before which all records were read; if it is `None`, the size of the
+    gap is unknown. An offset that was moved back causes no gap.
+    """
+    if read_before is None:
+        read_before, is_gap = offset, offset > 0
+    else:
+        is_gap = offset > read_before
+    moved = Gap(
+        partition=partition, first_offset=read_before, next_offset=offset, reason=GapReason.MOVED
+    )
+    return moved if is_gap else None
 
 
 def known_time_ms(timestamp_ms: int) -> int | None:

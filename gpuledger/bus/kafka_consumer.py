@@ -141,6 +141,10 @@ class KafkaConsumer:
                 " Kafka's tools (kafka-transactions.sh find-hanging)"
             ) from error
 
+    async def report_moved(self, partition: TopicPartition, *, read_before: int | None) -> bool:
+        """Report a gap if another program moved the offset that `committed` returned last."""
+        return await self._positions.report_moved(partition, read_before=read_before)
+
     async def topic_id(self, topic: str) -> str | None:
         """Request the topic's id from the brokers; return `None` if the topic has no id.
 

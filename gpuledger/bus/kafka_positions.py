@@ -5,6 +5,9 @@ name, so a recreated topic inherits the offsets of its predecessor; once it has 
 consumer would skip its first records unnoticed. Therefore each commit carries the topic id as
 metadata. The ids are compared when partitions are assigned and every `TOPIC_CHECK_SECONDS` after.
 
+The metadata also distinguishes the group's own commits from those of other programs, such as
+`kafka-consumer-groups.sh --reset-offsets`, which commit without it.
+
 If retention has removed records, the broker rejects the fetch. By default, aiokafka would silently
 continue at the first remaining record. With `auto_offset_reset` "none" it raises an error instead,
 which becomes a `Gap` before the consumer continues.
@@ -23,7 +26,13 @@ from gpuledger.bus.aiokafka_patches.requests import (
     fetch_topic_ids,
     stable_offsets,
 )
-from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, report_gap
+from gpuledger.bus.gaps import (
+    ReportedGaps,
+    count_from_zero,
+    known_time_ms,
+    moved_gap,
+    report_gap,
+)
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.protocol import (
@@ -45,9 +54,11 @@ _IDENTITY: Final = "topic_id="
 
 
 def commit_metadata(topic_ids: Mapping[str, str | None], topic: str) -> str:
-    """Return the metadata of a commit for this topic: the topic's id; an empty text if unknown."""
-    identity = topic_ids.get(topic)
-    return f"{_IDENTITY}{identity}" if identity else ""
+    """Return the metadata of a commit for this topic: the topic's id, if it is known.
+
+    Without an id too, the metadata shows that the group itself has committed.
+    """
+    return f"{_IDENTITY}{topic_ids.get(topic) or ''}"
 
 
 class _LastRead(NamedTuple):
@@ -67,6 +78,8 @@ class Positions:
         self._last_read: dict[TopicPartition, _LastRead] = {}
         self._reported: set[tuple[TopicPartition, str | None]] = set()
         self._gaps = ReportedGaps()
+        self._moved_to: dict[TopicPartition, int] = {}
+        """Offsets that another program has committed, as `committed` found them."""
         count_from_zero(subscription.topics, group=subscription.group)
         self._checked_at = 0.0
         self._absent_checks = 0
@@ -128,7 +141,22 @@ class Positions:
         """
         found = await stable_offsets(client, [named(partition)], on_pending=on_pending)
         offset, metadata = found.get(named(partition), (None, ""))
+        self._moved_to.pop(partition, None)
+        if offset is not None and not metadata.startswith(_IDENTITY):
+            self._moved_to[partition] = offset
         return None if self._is_of_other_topic(partition, metadata) else offset
+
+    async def report_moved(self, partition: TopicPartition, *, read_before: int | None) -> bool:
+        """Report a gap if another program set the committed offset past records not read.
+
+        Returns whether another program has set the offset.
+        """
+        offset = self._moved_to.get(partition)
+        if offset is None:
+            return False
+        if gap := moved_gap(partition, offset=offset, read_before=read_before):
+            await self._report(gap)
+        return True
 
     def metadata(self, partition: TopicPartition) -> str:
         """Return the metadata of a commit for this partition."""
@@ -212,8 +240,9 @@ class Positions:
         return await fetch_topic_ids(inner, list(self._subscription.topics))
 
     def _is_of_other_topic(self, partition: TopicPartition, metadata: str) -> bool:
-        current = commit_metadata(self._topic_ids.by_topic, partition.topic)
-        return bool(current) and metadata.startswith(_IDENTITY) and metadata != current
+        # One of the ids may be unknown, if the brokers were upgraded from a version before 2.8.
+        identity = metadata.removeprefix(_IDENTITY) if metadata.startswith(_IDENTITY) else None
+        return is_other_topic(identity or None, self._topic_ids.by_topic.get(partition.topic))
 
     async def _report_read_of_other_topics(self) -> None:
         """Report a gap for each partition of a recreated topic, then forget the read positions.

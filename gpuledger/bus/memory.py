@@ -143,6 +143,14 @@ class MemoryBus:
         """Remove the records before an offset now, as retention would do later."""
         self._logs[partition].remove_before(offset)
 
+    def move_offset(self, group: str, partition: TopicPartition, offset: int) -> None:
+        """Set a group's committed offset, as `kafka-consumer-groups.sh --reset-offsets` does."""
+        self._group(group).move(partition, offset)
+
+    def is_moved(self, group: str, partition: TopicPartition) -> bool:
+        """Return whether the group's committed offset was set with `move_offset`."""
+        return partition in self._group(group).moved
+
     def recreate(self, topic: str) -> None:
         """Delete and recreate a topic; the groups' committed offsets stay."""
         self._must_exist([topic])

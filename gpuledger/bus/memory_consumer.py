@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
+from gpuledger.bus.gaps import ReportedGaps, count_from_zero, moved_gap, report_gap
 from gpuledger.bus.memory_state import ConsumerGroup, Member, PartitionLog
 from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, TopicsError
@@ -82,6 +82,16 @@ class MemoryConsumer:
     async def committed(self, partition: TopicPartition) -> int | None:
         """Return the partition's committed offset, or `None` if nothing is committed."""
         return self._group.committed_of(partition, self._logs[partition].topic_id)
+
+    async def report_moved(self, partition: TopicPartition, *, read_before: int | None) -> bool:
+        """Report a gap if another program moved the committed offset."""
+        if partition not in self._group.moved:
+            return False
+        offset = self._group.committed[partition]
+        if gap := moved_gap(partition, offset=offset, read_before=read_before):
+            self._gaps.append(gap)
+            await self._report_gaps()
+        return True
 
     async def topic_id(self, topic: str) -> str | None:
         """Return the topic's id."""

@@ -165,6 +165,8 @@ class ConsumerGroup:
         self.committed: dict[TopicPartition, int] = {}
         self.topic_ids: dict[str, str] = {}
         """The topics' ids at the time when the members started to read them."""
+        self.moved: set[TopicPartition] = set()
+        """Partitions whose committed offset another program has set."""
         self._committed_ids: dict[TopicPartition, str] = {}
         self._partitions = partitions
         self._session_timeout_seconds = session_timeout_seconds
@@ -177,9 +179,16 @@ class ConsumerGroup:
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets of the topics that the members read."""
         self.committed.update(offsets)
+        self.moved.difference_update(offsets)
         for partition in offsets:
             if identity := self.topic_ids.get(partition.topic):
                 self._committed_ids[partition] = identity
+
+    def move(self, partition: TopicPartition, offset: int) -> None:
+        """Commit an offset in the name of another program."""
+        self.committed[partition] = offset
+        self.moved.add(partition)
+        self._committed_ids.pop(partition, None)
 
     def committed_of(self, partition: TopicPartition, topic_id: str) -> int | None:
         """Return the committed offset; `None` if it belongs to an earlier topic of this name."""

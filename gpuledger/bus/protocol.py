@@ -101,6 +101,8 @@ class GapReason(StrEnum):
     """The topic was deleted and recreated, so its offsets now belong to other records."""
     TRUNCATED = "truncated"
     """The partition ends before the consumer's position: the elected leader lacks records."""
+    MOVED = "moved"
+    """Another program set the group's committed offset past records that the group had not read."""
     UNREADABLE = "unreadable"
     """The records exist, but their batch cannot be unpacked. Consumers skip the batch; only code
     that lists missing data reports it as a gap."""
@@ -112,7 +114,8 @@ class Gap:
 
     partition: TopicPartition
     first_offset: int
-    """The position at which the consumer would have continued."""
+    """The position at which the consumer would have continued; if another program moved the offset
+    and this position is unknown, the same as `next_offset`."""
     next_offset: int
     """The position at which the consumer continues instead; if the topic was recreated, an offset
     in the new topic."""
@@ -133,6 +136,8 @@ class Gap:
 
         It is known if both offsets belong to the same topic and no record between them was read.
         """
+        if self.reason is GapReason.MOVED:
+            return self.first_offset < self.next_offset
         return self.reason in (GapReason.RETENTION, GapReason.UNREADABLE)
 
 
@@ -254,6 +259,17 @@ class Consumer(Protocol):
 
         Returns `None` if nothing is committed, or if the committed offset belongs to an earlier
         topic of the same name.
+        """
+
+    async def report_moved(self, partition: TopicPartition, *, read_before: int | None) -> bool:
+        """Report a gap if another program set the committed offset past records that were not read.
+
+        Refers to the offset that `committed` returned last. `read_before` is the offset before
+        which the component has read all records. If it is `None`, any offset after the first that
+        another program has set is a gap of unknown size.
+
+        Returns whether another program has set the offset. The component must then commit it, so
+        that the partition's next owner does not report the gap again.
         """
 
     async def topic_id(self, topic: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Bus, Message, Producer, TopicPartition
+from gpuledger.bus.protocol import Bus, Consumer, Message, Producer, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import (
@@ -229,6 +229,7 @@ class KafkaSink(Sink):
             offset = await context.consumer.committed(partition) or 0
             if partition in context.consumer.assignment():
                 await context.consumer.seek(partition, offset)
+            await self._keep_moved(partition, offset, context.consumer)
             # The commit may have succeeded even though its response was lost.
             if offset >= self._undelivered.get(partition, 0):
                 self._undelivered.pop(partition, None)
@@ -239,6 +240,14 @@ class KafkaSink(Sink):
         self._unopened -= taken_over
         if self._relay is not None:
             self._relay.follow(taken_over)
+
+    async def _keep_moved(self, partition: TopicPartition, offset: int, consumer: Consumer) -> None:
+        """Report that another program has set the partition's offset, and commit the offset."""
+        is_moved = await consumer.report_moved(partition, read_before=None)
+        if is_moved and partition.partition in self._writers:
+            # If another sink has fenced this one, it reports the offset too.
+            with suppress(FencedError):
+                await self._writers.commit(partition.partition, {}, offsets={partition: offset})
 
     async def _deliver(self, batch: Batch, context: SinkContext) -> Exception | None:
         """Deliver a batch in one or more transactions, so that none is too large.

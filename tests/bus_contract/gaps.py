@@ -199,3 +199,79 @@ class GapLaws:
             assert sorted(texts(await read(6, consumer))) == ["A", "A", "B", "B", "C", "C"]
             assert await consumer.committed(partition) is None
             assert await consumer.committed(other) is None
+
+    async def test_an_offset_that_another_program_moved_forward_is_a_gap_until_it_is_committed(
+        self, harness: Harness
+    ) -> None:
+        partition, gaps = TopicPartition(harness.readings, 0), list[Gap]()
+        async with harness.bus.producer() as producer:
+            await producer.publish(*partition, messages(*"abcdef"))
+        await commit_one(harness, partition)
+        await harness.move_offset(partition, 4)
+
+        async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
+            assert texts(await read(2, consumer)) == ["e", "f"]
+            for _ in range(2):
+                assert await consumer.committed(partition) == 4
+                assert await consumer.report_moved(partition, read_before=1)
+            await consumer.commit({partition: 4})
+            assert await consumer.committed(partition) == 4
+            assert not await consumer.report_moved(partition, read_before=1)
+
+        (gap,) = gaps
+        assert (gap.reason, gap.first_offset, gap.next_offset) == (GapReason.MOVED, 1, 4)
+        assert gap.missed == 3
+
+    async def test_the_size_of_a_gap_is_unknown_if_the_component_does_not_know_what_it_read(
+        self, harness: Harness
+    ) -> None:
+        moved, first = (TopicPartition(harness.readings, number) for number in (0, 1))
+        gaps = list[Gap]()
+        async with harness.bus.producer() as producer:
+            await producer.publish(*moved, messages(*"abcd"))
+        await harness.move_offset(moved, 4)
+        await harness.move_offset(first, 0)
+
+        async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
+            await settle(consumer)
+            for partition in (moved, first):
+                await consumer.committed(partition)
+                assert await consumer.report_moved(partition, read_before=None)
+
+        assert [(gap.partition, gap.next_offset, gap.missed) for gap in gaps] == [(moved, 4, None)]
+
+    async def test_an_offset_that_another_program_moved_back_is_no_gap(
+        self, harness: Harness
+    ) -> None:
+        partition, gaps = TopicPartition(harness.readings, 0), list[Gap]()
+        async with harness.bus.producer() as producer:
+            await producer.publish(*partition, messages("a", "b"))
+        await commit_one(harness, partition)
+        await harness.move_offset(partition, 0)
+
+        async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
+            assert texts(await read(2, consumer)) == ["a", "b"]
+            await consumer.committed(partition)
+            assert await consumer.report_moved(partition, read_before=1)
+
+        assert gaps == []
+
+    async def test_commits_of_the_group_itself_are_not_moved(self, harness: Harness) -> None:
+        partitions = [TopicPartition(harness.readings, number) for number in (0, 1, 2)]
+        by_consumer, by_writer, without = partitions
+        async with (
+            harness.bus.consumer(reading(harness)) as consumer,
+            harness.bus.transactions(f"{harness.group}-writer") as transactions,
+        ):
+            await settle(consumer)
+            await consumer.commit({by_consumer: 1})
+            await transactions.commit({}, offsets={by_writer: 1}, group=harness.group)
+            for partition, offset in ((by_consumer, 1), (by_writer, 1), (without, None)):
+                assert await consumer.committed(partition) == offset
+                assert not await consumer.report_moved(partition, read_before=None)
+
+
+async def commit_one(harness: Harness, partition: TopicPartition) -> None:
+    async with harness.bus.consumer(reading(harness)) as consumer:
+        await settle(consumer)
+        await consumer.commit({partition: 1})

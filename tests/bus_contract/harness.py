@@ -47,6 +47,9 @@ class Harness(Protocol):
         Does nothing on a bus that never has open transactions.
         """
 
+    async def move_offset(self, partition: TopicPartition, offset: int) -> None:
+        """Commit an offset of the group, which has no members, as another program does."""
+
     async def recreate(self, topic: str) -> None:
         """Delete a topic with 4 partitions and create it again."""
 

@@ -1,4 +1,4 @@
-"""Unannounced changes of topics: records removed, a topic deleted and recreated."""
+"""Unannounced changes: records removed, offsets moved, a topic recreated, partitions added."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
+from aiokafka.errors import CommitFailedError
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -14,7 +16,7 @@ from gpuledger.bus.kafka_fetch import named
 from gpuledger.settings import KafkaSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
     from gpuledger.bus.protocol import Span, TopicPartition
     from gpuledger.topics import Topic
@@ -26,6 +28,37 @@ async def remove_before(settings: KafkaSettings, place: TopicPartition, offset: 
     """Remove a partition's records before an offset, as retention eventually does."""
     async with _admin(settings) as admin:
         await admin.delete_records({named(place): RecordsToDelete(before_offset=offset)})
+
+
+async def move_offset(
+    settings: KafkaSettings, group: str, partition: TopicPartition, offset: int
+) -> None:
+    """Set a group's committed offset, as `kafka-consumer-groups.sh --reset-offsets` does.
+
+    Waits until the group has no members.
+    """
+    client = AIOKafkaConsumer(
+        bootstrap_servers=settings.bootstrap_servers, group_id=group, enable_auto_commit=False
+    )
+    await client.start()
+    try:
+        client.assign([named(partition)])
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while True:
+                try:
+                    await client.commit({named(partition): offset})
+                except CommitFailedError:
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+    finally:
+        await client.stop()
+
+
+async def add_partitions(settings: KafkaSettings, topics: Iterable[str], total: int) -> None:
+    """Raise the number of partitions of topics, as `kafka-topics.sh --alter` does."""
+    async with _admin(settings) as admin:
+        await admin.create_partitions({topic: NewPartitions(total) for topic in topics})
 
 
 async def delete(settings: KafkaSettings, *topics: Topic) -> None:

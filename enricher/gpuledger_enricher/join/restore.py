@@ -107,6 +107,7 @@ class StateRestorer:
         )
         self._seconds = seconds
         self._unknown: set[int] = set()
+        self._moved: dict[TopicPartition, int] = {}
         self._changes = 0
         self._podwatch_awaited_since_seconds: float | None = None
         self._podwatch_timed_out = tuning.podwatch_timeout_seconds <= 0
@@ -119,9 +120,12 @@ class StateRestorer:
 
     async def cancel(self, partitions: Iterable[int]) -> None:
         """Stop restoring these revoked partitions, and wait until their calls have ended."""
-        self._unknown -= set(partitions)
+        revoked = set(partitions)
+        self._unknown -= revoked
         self._changes += 1
         await end_tasks(self._seeking)
+        for partition in [at for at in self._moved if at.partition in revoked]:
+            del self._moved[partition]
 
     def stand_by(self) -> None:
         """Set the check to ok: no partition is assigned, because the group has more members."""
@@ -139,6 +143,14 @@ class StateRestorer:
                 self._unknown -= partitions
                 done |= partitions
         return frozenset(done)
+
+    def take_moved(self) -> Mapping[TopicPartition, int]:
+        """Return the offsets that another program has committed, since the last call.
+
+        The worker commits them, so that a gap is not reported at each start.
+        """
+        moved, self._moved = self._moved, {}
+        return moved
 
     async def take_state(self, batch: Polled) -> None:
         """Apply the records of state topics in a poll's result."""
@@ -254,10 +266,25 @@ class StateRestorer:
             committed = await consumer.committed(partition) or 0
             if partition in state:
                 self._stage.skip_dead_letters(partition, before=committed)
+            elif await self._report_moved(consumer, partition):
+                self._moved[partition] = committed
             await consumer.seek(partition, 0 if partition in state else committed)
         ends = await consumer.end_offsets(state)
         consumer.resume(state)
         return ends
+
+    async def _report_moved(self, consumer: Consumer, partition: TopicPartition) -> bool:
+        """Report a gap if another program moved the committed offset past unread records.
+
+        Returns whether another program has set the offset. Nothing is reported if no tick of the
+        partition was booked before, because the group then starts where an operator wants it to.
+        """
+        topics, read_before = self._history.topics, self._stage.read_before(partition.partition)
+        if read_before is None or partition.topic == topics.processes.name:
+            return False
+        # The progress has no offsets of incidents.
+        is_known = partition.topic == topics.samples.name
+        return await consumer.report_moved(partition, read_before=read_before if is_known else None)
 
     async def _find_positions(
         self, consumer: Consumer, partitions: Iterable[TopicPartition]

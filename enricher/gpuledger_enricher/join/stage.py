@@ -231,6 +231,10 @@ class JoinStage:
                     continue
                 watermarks.take(watermark, last_seen_ns=record.timestamp_ms * NS_PER_MS)
 
+    def read_before(self, partition: int) -> int | None:
+        """Return the offset after the last booked tick; `None` if no booked tick is known."""
+        return self._watermarks[partition].read_before()
+
     def drain_progress(self, partition: int) -> list[Message]:
         """Return the progress of the nodes that were booked or forgotten since the last call.
 

@@ -121,6 +121,8 @@ class JoinWorker:
             self._stage.restart_listening()
         # The restore seeks back, so records of these partitions from this poll are polled again.
         restored = await self._restorer.run(consumer)
+        for partition, offset in self._restorer.take_moved().items():
+            self._batches.at(partition.partition, now=now).offsets[partition] = offset
         assigned = consumer.assignment()
         known = {
             partition: records

@@ -156,6 +156,9 @@ class AlertsSink(Sink):
     async def _restore_states(self, partition: TopicPartition, context: SinkContext) -> None:
         """Restore states from the incidents before the committed offset in the topic."""
         next_offset = await context.consumer.committed(partition)
+        if await context.consumer.report_moved(partition, read_before=None):
+            # Committed by the loop, so that the partition's next owner does not report it again.
+            context.acknowledge(partition, next_offset or 0)
         span = (await self._history.spans(partition.topic)).get(partition)
         if not next_offset or span is None:
             return

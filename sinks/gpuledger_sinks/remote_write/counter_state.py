@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, HistoryReader, Message, Record, TopicPartition
@@ -79,7 +80,9 @@ class CounterState:
             for key in self._outdated.pop(number, ())
         )
         # The last message per key wins, so the state of a node that has come back is not deleted.
-        of_keys = {message.key: message for message in (*gone, *map(self._message, changed))}
+        next_offset = offsets.get(TopicPartition(self._bus.topics.events.name, number))
+        messages_of_nodes = (self._message(node, next_offset=next_offset) for node in changed)
+        of_keys = {message.key: message for message in (*gone, *messages_of_nodes)}
         target = TopicPartition(self._topic.name, number)
         messages = {target: list(of_keys.values())} if of_keys else {}
         await self._writers.commit(number, messages, offsets=offsets)
@@ -120,9 +123,9 @@ class CounterState:
         # A node's key has one slash. More slashes mean a group whose name begins with this name.
         return None if node == key or node.count("/") != 1 else node
 
-    def _message(self, node: NodeIntervals) -> Message:
+    def _message(self, node: NodeIntervals, *, next_offset: int | None) -> Message:
         while True:
-            counted = node.take_record(self._group)
+            counted = replace(node.take_record(self._group), next_offset=next_offset)
             message = Message(
                 key=group_key(self._group, node_key(counted)).encode(),
                 value=encode(counted),

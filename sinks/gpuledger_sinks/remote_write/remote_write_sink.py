@@ -5,8 +5,8 @@ the records of a partition and handles rejections; `gpuledger_sinks.loop` polls 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from typing_extensions import override
@@ -16,6 +16,7 @@ from gpuledger.bus.transactional_writers import pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError, NotAssignedError
 from gpuledger.ledger.series import EventSeries
+from gpuledger.records import NodeCounters
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.settings.secret import shown_url
 from gpuledger.topics import Topics
@@ -234,6 +235,7 @@ class RemoteWriteSink(Sink):
             # Offsets are read only after `take_over`; until then, another sink could still commit
             # for a partition.
             committed = await context.consumer.committed(at)
+            await self._keep_moved(at, committed or 0, context.consumer, counted[at.partition])
             await context.consumer.seek(at, committed or 0)
             # A partition that was revoked meanwhile has no writer, and may have been assigned
             # again.
@@ -256,6 +258,29 @@ class RemoteWriteSink(Sink):
             else:
                 continue
             self._unopened.discard(at)
+
+    async def _keep_moved(
+        self,
+        at: TopicPartition,
+        offset: int,
+        consumer: Consumer,
+        counted: Mapping[str, NodeCounters],
+    ) -> None:
+        """Report that another program has set the partition's offset, and commit the offset.
+
+        Nothing is reported if the group has no counters, because it then starts where an operator
+        wants it to.
+        """
+        if not counted:
+            return
+        # The counters have no offsets of readings and incidents.
+        known = [each.next_offset for each in counted.values() if each.next_offset is not None]
+        read_before = max(known, default=None) if at.topic == self._events else None
+        is_moved = await consumer.report_moved(at, read_before=read_before)
+        if is_moved and at.partition in self._state:
+            # If another sink has fenced this one, it reports the offset too.
+            with suppress(FencedError):
+                await self._state.commit(at.partition, (), offsets={at: offset})
 
     def _events_beside(self, at: TopicPartition) -> TopicPartition:
         return TopicPartition(self._events, at.partition)

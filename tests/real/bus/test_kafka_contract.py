@@ -23,7 +23,7 @@ from tests.bus_contract.histories import HistoryLaws
 from tests.bus_contract.positions import PositionLaws
 from tests.bus_contract.records import RecordLaws
 from tests.bus_contract.transactions import TransactionLaws
-from tests.real.changed_topics import recreate, remove_before
+from tests.real.changed_topics import move_offset, recreate, remove_before
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -85,6 +85,9 @@ class KafkaHarness:
             await anybody.abort_transaction()
         finally:
             await anybody.stop()
+
+    async def move_offset(self, partition: TopicPartition, offset: int) -> None:
+        await move_offset(self.settings, self.group, partition, offset)
 
     async def recreate(self, topic: str) -> None:
         again = Topic(name=topic, record=PodRecord, key="uid", partitions=PARTITIONS)

@@ -58,6 +58,11 @@ class NodeWatermarks:
         """Return the watermark of a node by key; `None` if no booked tick of the node is known."""
         return self._watermarks.get(node)
 
+    def read_before(self) -> int | None:
+        """Return the offset after the last booked tick; `None` if no booked tick is known."""
+        offsets = (watermark.offset + 1 for watermark in self._watermarks.values())
+        return max(offsets, default=None)
+
     def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
         """Record that a tick is booked; `written_ms` is the timestamp of the tick's record."""
         node = node_key(sample)

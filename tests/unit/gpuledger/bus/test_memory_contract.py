@@ -48,6 +48,9 @@ class MemoryHarness:
     async def open_transaction(self, partition: TopicPartition) -> AsyncIterator[None]:
         yield
 
+    async def move_offset(self, partition: TopicPartition, offset: int) -> None:
+        self.bus.move_offset(self.group, partition, offset)
+
     async def recreate(self, topic: str) -> None:
         self.bus.recreate(topic)
 

@@ -1,0 +1,94 @@
+"""Offsets of the join that another program has set while no worker was running."""
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.runtime import Readiness
+from tests.default_topics import INCIDENTS, SAMPLES
+from tests.unit.enricher.join.incidents import incident
+from tests.unit.enricher.join.joining import (
+    GROUP,
+    PARTITION,
+    committed,
+    joining,
+    publish,
+    read_events,
+    tick,
+    until,
+)
+
+AT = TopicPartition(SAMPLES.name, PARTITION)
+
+
+async def join(bus: MemoryBus, *seqs: int) -> None:
+    """Run a worker until it has booked these ticks."""
+    await publish(bus, SAMPLES, *map(tick, seqs))
+    async with joining(bus):
+        await committed(bus, len(seqs))
+
+
+def gaps(readiness: Readiness) -> str:
+    return readiness.check("gaps").detail
+
+
+async def is_restored(readiness: Readiness) -> None:
+    await until(lambda: "pods" in readiness.check("pods").detail)
+
+
+async def seqs(bus: MemoryBus, count: int) -> list[int]:
+    return [event.seq for event in await read_events(bus, count)]
+
+
+async def test_ticks_before_an_offset_that_was_moved_forward_are_a_gap_once() -> None:
+    bus = MemoryBus()
+    await join(bus, 1000, 2000)
+    await publish(bus, SAMPLES, *map(tick, (3000, 4000)))
+    bus.move_offset(GROUP, AT, 4)
+
+    async with joining(bus) as readiness:
+        await until(lambda: "moved" in gaps(readiness))
+        assert f"[{PARTITION}] from offset 2 to offset 4: 2 offsets (moved" in gaps(readiness)
+        # The offset is committed even if no tick follows.
+        await until(lambda: not bus.is_moved(GROUP, AT))
+    async with joining(bus) as readiness:
+        await is_restored(readiness)
+        assert gaps(readiness) == "no record was missed"
+        await publish(bus, SAMPLES, tick(5000))
+        assert await seqs(bus, 3) == [1000, 2000, 5000]
+
+
+async def test_ticks_after_an_offset_that_was_moved_back_are_booked_once_and_are_no_gap() -> None:
+    bus = MemoryBus()
+    await join(bus, 1000, 2000, 3000)
+    bus.move_offset(GROUP, AT, 1)
+
+    async with joining(bus) as readiness:
+        await publish(bus, SAMPLES, tick(4000))
+        await committed(bus, 4)
+        assert gaps(readiness) == "no record was missed"
+    assert await seqs(bus, 4) == [1000, 2000, 3000, 4000]
+
+
+async def test_a_group_that_has_booked_nothing_begins_where_its_offset_was_set_without_a_gap() -> (
+    None
+):
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, *map(tick, (1000, 2000)))
+    bus.move_offset(GROUP, AT, 1)
+
+    async with joining(bus) as readiness:
+        assert await seqs(bus, 1) == [2000]
+        assert gaps(readiness) == "no record was missed"
+
+
+async def test_a_moved_offset_of_incidents_is_a_gap_of_unknown_size() -> None:
+    bus = MemoryBus()
+    await join(bus, 1000)
+    await publish(bus, INCIDENTS, incident(), incident())
+    bus.move_offset(GROUP, TopicPartition(INCIDENTS.name, PARTITION), 2)
+
+    async with joining(bus) as readiness:
+        await until(lambda: "moved" in gaps(readiness))
+        assert gaps(readiness).startswith(
+            f"gaps since the start: 1; the last one in {INCIDENTS.name}[{PARTITION}]"
+            " before offset 2: an unknown number of records (moved"
+        )
