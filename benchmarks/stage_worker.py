@@ -19,12 +19,12 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import key_in
+from gpuledger.placement import placement_rule
 from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.topics import partition_of_node
 from gpuledger_enricher.join.join_settings import JoinTuning
 from gpuledger_enricher.join.stage import JoinStage
-from gpuledger_enricher.join.validation import placement_rule
 from tests.default_topics import DEAD_LETTERS, NAMESPACES, NODES, PODS, SAMPLES, TOPICS
 
 _TUNING: Final = JoinTuning()

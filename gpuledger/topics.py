@@ -4,9 +4,11 @@ This module holds the topics' names and configurations, and the partitioning by 
 `gpuledger.bus` creates topics on a broker; the contract for people is `docs/asyncapi.yaml`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -88,6 +90,12 @@ class Topic:
     """Kafka's `min.insync.replicas`, on clusters with at least three replicas."""
     extra: dict[str, str] = field(default_factory=dict)
     """Additional configuration of the topic."""
+
+    @cached_property
+    def key_of(self) -> Callable[[Any], str]:
+        """Return the function from a record to its key; for keys of several fields."""
+        fields_of = attrgetter(*self.key.split("/"))
+        return lambda record: "/".join(fields_of(record))
 
     @property
     def is_placed_by_node(self) -> bool:

@@ -1,4 +1,4 @@
-"""The consume loop of all sinks: poll, decode, deliver, write dead letters, commit.
+"""The consume loop of all sinks: poll, decode, check, deliver, write dead letters, commit.
 
 `run_sink` opens a sink of a kind and feeds it; `consume` is the loop.
 
@@ -6,10 +6,13 @@ Offsets are committed after the sink has acknowledged them and the dead letters 
 them have been published. While a receiver is slow or unavailable, the partitions are paused and
 polling continues, so that the consumer stays in its group and memory stays bounded by one poll. The
 sink decides what to send and where.
+
+A sink gets only records that are in their node's partition under their key, where the join writes
+them. Otherwise, two members of the group could send the same node's series.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +37,7 @@ from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
+from gpuledger.placement import IsPlaced, is_at_home, placement_rule
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, run_tasks
 from gpuledger.topics import Topic, replay_group
@@ -186,6 +190,8 @@ class _Session:
     """Opened by `run` and not passed in, because its callbacks are this session's methods."""
     dead_letters: DeadLetterQueue
     """Opened by `run`, with a separate producer for each consumer."""
+    bus: Bus
+    """Set by `run`."""
 
     def __init__(
         self,
@@ -207,8 +213,12 @@ class _Session:
         self._hands_out_nothing = False
         self._is_newly_assigned = False
         self._is_preparing = False
+        self._placed: dict[str, IsPlaced] = {}
+        """The placement rule of each topic, until partitions are assigned: their number may have
+        changed."""
 
     async def run(self, bus: Bus) -> None:
+        self.bus = bus
         subscription = Subscription(
             group=self._config.group,
             stage=self._sink.name,
@@ -260,6 +270,7 @@ class _Session:
     async def on_assigned(self, partitions: Partitions) -> None:
         """Begin an epoch of newly assigned partitions, and pass them to the sink."""
         self._is_member = self._is_newly_assigned = True
+        self._placed.clear()
         _log.info(
             "partitions_assigned",
             sink=self._sink.name,
@@ -368,6 +379,7 @@ class _Session:
         # The offsets of these partitions were reset. Their records are polled again, and do not
         # count as lag until then.
         self._lag.forget(voided)
+        placed = {at.topic: await self._placement(at.topic) for at in polled}
         # A partition may have been revoked meanwhile, and even assigned again.
         kept = {
             at: records
@@ -380,7 +392,7 @@ class _Session:
         batches = [
             Batch(
                 partition=at,
-                items=list(self.dead_letters.decode(self._config.decoders[at.topic], records)),
+                items=self._decode(at.topic, records, placed[at.topic]),
                 # The decoded items do not show this offset, because the last record may be
                 # undecodable.
                 next_offset=records[-1].offset + 1,
@@ -388,6 +400,25 @@ class _Session:
             for at, records in kept.items()
         ]
         await self._sink.handle(batches, context)
+
+    async def _placement(self, topic: str) -> IsPlaced:
+        if (is_placed := self._placed.get(topic)) is None:
+            is_placed = placement_rule(partitions=await self.bus.partitions(topic))
+            self._placed[topic] = is_placed
+        return is_placed
+
+    def _decode(
+        self, topic: str, records: Sequence[Record], is_placed: IsPlaced
+    ) -> list[tuple[Record, Any]]:
+        """Return the records that can be decoded and are in their node's partition."""
+        node_of, dead_letters = self.bus.topics.by_name[topic].key_of, self.dead_letters
+        return [
+            (record, value)
+            for record, value in dead_letters.decode(self._config.decoders[topic], records)
+            if is_at_home(
+                record, node=node_of(value), is_placed=is_placed, dead_letters=dead_letters
+            )
+        ]
 
     async def _handle(self, polled: Polled) -> None:
         """Pass polled records to the sink; while it works, keep the membership in the group.

@@ -123,8 +123,8 @@ def count_dropped(sink: str, reason: str, count: int = 1) -> None:
     """Count events that were not delivered.
 
     For an event with a dead letter, call this once the dead letter is published. Reasons that the
-    kind does not have are ignored, because records that could not be decoded are counted only as
-    dead letters.
+    kind does not have are ignored, because records that could not be decoded or are misplaced are
+    counted only as dead letters.
     """
     if sink in KINDS and reason in KINDS[sink].drop_reasons:
         DROPPED_TOTAL.labels(sink=sink, reason=reason).inc(count)
@@ -158,7 +158,7 @@ def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
         count_from_zero(counter, sink=[kind.name])
     count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)
-    rejected = {"undecodable", "unreadable", *kind.drop_reasons} - _NO_DEAD_LETTER
+    rejected = {"undecodable", "unreadable", "misplaced", *kind.drop_reasons} - _NO_DEAD_LETTER
     if kind.name == "alerts":
         rejected -= _UNREAD_INCIDENTS
     names = [topic.name for topic in kind.topics(topics)]

@@ -73,6 +73,8 @@ def _replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -
     if dead_letter.value is None or not split_key(node)[1]:
         raise _UnfitError("it has no bytes, or its key is not a node key")
     value = decoder_of(topic.name, topic.record).decode(dead_letter.value)
+    if node != topic.key_of(value):
+        raise _UnfitError("its key is not that of its node")
     if not isinstance(value, GpuEvent):
         message = Message(dead_letter.key, dead_letter.value, value.time_ns // NS_PER_MS)
         return Replayable(topic.name, node, message)

@@ -15,13 +15,13 @@ from gpuledger.clock import NS_PER_US
 from gpuledger.completeness import JOIN, message_of
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import UserError
+from gpuledger.placement import placement_rule
 from gpuledger.records import Watermark
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
 from gpuledger.topics import Topic
 from gpuledger_cli.in_process.store_directory import mark_finished
 from gpuledger_enricher.join.stage import JoinStage
-from gpuledger_enricher.join.validation import placement_rule
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.fleet.plan import MINUTES_A_DAY, FleetPlan
 from gpuledger_simulator.fleet.records import FleetRecord, FleetRecords

@@ -18,11 +18,11 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Bus, HistoryReader, Message, Record, TopicPartition
 from gpuledger.dead_letter_queue import DeadLetterQueue, describe_unreadable
 from gpuledger.errors import TopicsError, UserError
+from gpuledger.placement import IsPlaced, placement_rule
 from gpuledger.topics import Topic, Topics
 from gpuledger_cli.replay.range_plan import Part, Plan, ReplayRequest, TimeRange
 from gpuledger_enricher.join.replay_diff import Comparison
 from gpuledger_enricher.join.stage import JoinStage
-from gpuledger_enricher.join.validation import IsPlaced, placement_rule
 
 CONSUMER: Final = "gpuledger-replay"
 

@@ -16,6 +16,7 @@ from gpuledger.completeness import name_publisher
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError
 from gpuledger.lag import Lag
+from gpuledger.placement import placement_rule
 from gpuledger.runtime import (
     Backoff,
     CheckSeverity,
@@ -40,7 +41,6 @@ from gpuledger_enricher.join.restore import (
     state_names,
 )
 from gpuledger_enricher.join.stage import JoinStage
-from gpuledger_enricher.join.validation import placement_rule
 from gpuledger_enricher.join.worker import JoinWorker
 
 # Each caller has its own backoff, because a backoff grows with the failures of its caller.

@@ -21,6 +21,7 @@ from gpuledger.completeness import MAX_AHEAD_NS as COMPLETE_AHEAD_NS
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.keys import key_in, node_key
 from gpuledger.ledger.allocated_parts import TooManyEntriesError
+from gpuledger.placement import IsPlaced, is_at_home
 from gpuledger.records import (
     GpuBooks,
     GpuEvent,
@@ -60,10 +61,8 @@ from gpuledger_enricher.join.progress.passage import (
 from gpuledger_enricher.join.progress.watermarks import NodeWatermarks
 from gpuledger_enricher.join.validation import (
     InvalidTickError,
-    IsPlaced,
     adjust_valid_ends,
     book_valid_tick,
-    explain_misplaced,
 )
 from gpuledger_enricher.watched_records import PodSharing
 
@@ -393,17 +392,10 @@ class JoinStage:
         return ()
 
     def _is_at_home(self, record: Record, *, node: str, key: str | None = None) -> bool:
-        """Return whether a record has the right key and is in its node's partition; else reject it.
-
-        The key must be the node's key unless `key` is given. Only a foreign writer misplaces
-        records.
-        """
-        key = key or node
-        if record.key == key.encode() and self._is_placed(node, record.partition):
-            return True
-        detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
-        self._dead_letters.reject(record, reason="misplaced", detail=detail)
-        return False
+        """Return whether a record is under its key in its node's partition; else reject it."""
+        return is_at_home(
+            record, node=node, key=key, is_placed=self._is_placed, dead_letters=self._dead_letters
+        )
 
 
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:

@@ -1,24 +1,14 @@
-"""Rules for decoded records: they are in the right partition, and their fields agree. No I/O.
+"""Rules for decoded ticks: their fields agree. No I/O.
 
-A node's records are in the node's partition under the node's key; a pod's record is in its node's
-partition under the pod's key. Without this rule, a person who may write to other partitions could
-publish for nodes whose records other workers read.
-
-Decoding checks the types of a tick; this module checks the rules between fields. Ticks are not
-repaired. Positions need no check of their own, because booking a tick with an invalid position
-raises an error. If a tick lists a GPU, an instance or a container twice, its use would be booked
-twice, and it is unknown which of the two is right. So the whole tick is rejected, like any other
-tick that contradicts itself.
+Decoding checks the types of a tick, and `gpuledger.placement` its key and partition; this module
+checks the rules between fields. Ticks are not repaired. Positions need no check of their own,
+because booking a tick with an invalid position raises an error. If a tick lists a GPU, an instance
+or a container twice, its use would be booked twice, and it is unknown which of the two is right. So
+the whole tick is rejected, like any other tick that contradicts itself.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Final
-
-from gpuledger.bus.protocol import Record
 from gpuledger.errors import GpuledgerError
 from gpuledger.records import GpuBooks, LateAdjustment, NodeSample
-from gpuledger.topics import partition_of_node
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_enricher.join.booking.late_adjustments import adjust_ends
 from gpuledger_enricher.join.booking.shares import RepeatedContainerError
@@ -68,34 +58,3 @@ def _explain_repeated_gpu(sample: NodeSample) -> str:
     uuids = [reading.uuid for reading in sample.gpus]
     repeated = next(position for position, uuid in enumerate(uuids) if uuids.index(uuid) < position)
     return f"field gpus[{repeated}].uuid: duplicate UUID {uuids[repeated]!r}"
-
-
-# More nodes than a worker has. Cached, because hashing a name takes a tenth of a tick's time.
-_MAX_NODES: Final = 65_536
-_MAX_PARTITIONS: Final = 4_096
-"""Number of partitions that are searched for the node's partition when a record is rejected."""
-
-IsPlaced = Callable[[str, int], bool]
-"""Takes a node's key and a partition; returns whether the node's records belong there."""
-
-
-def placement_rule(*, partitions: int) -> IsPlaced:
-    """Return the function that checks placement in topics with this number of partitions."""
-
-    @lru_cache(maxsize=_MAX_NODES)
-    def partition_of(node: str) -> int:
-        return partition_of_node(node, partitions=partitions)
-
-    return lambda node, partition: partition_of(node) == partition
-
-
-def explain_misplaced(record: Record, *, node: str, key: str, is_placed: IsPlaced) -> str:
-    """Return a text with the record's node, its correct partition and key, and the actual ones."""
-    home = next(
-        (partition for partition in range(_MAX_PARTITIONS) if is_placed(node, partition)), "another"
-    )
-    found = "none" if record.key is None else repr(record.key.decode(errors="replace"))
-    return (
-        f"{record.topic}: a record of node {node} belongs in partition {home} under key {key!r};"
-        f" it is in partition {record.partition} under key {found}"
-    )

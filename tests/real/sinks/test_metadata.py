@@ -32,6 +32,7 @@ from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.default_topics import READINGS
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
+    KEY,
     NODE,
     SECOND_NS,
     books,
@@ -165,7 +166,7 @@ async def send_all(to: PrometheusApi) -> set[str]:
     await publish(on, *(tick_of(number, at_ns) for number, at_ns in enumerate(times)))
     reported = [readings_of(number, at_ns) for number, at_ns in enumerate(times)]
     messages = [
-        Message(key=b"key", value=encode(one), timestamp_ms=time.time_ns() // 1_000_000)
+        Message(key=KEY, value=encode(one), timestamp_ms=time.time_ns() // 1_000_000)
         for one in reported
     ]
     async with on.producer() as producer:

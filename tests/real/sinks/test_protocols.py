@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import node_key
 from gpuledger.ledger.families import POD
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
@@ -190,7 +191,11 @@ async def test_duty_28_samples_that_prometheus_3_did_not_write_are_counted_and_r
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 5)
         together = [*ticks(nodes[0]), *ticks(nodes[1])]
         messages = [
-            Message(key=b"k", value=encode(one), timestamp_ms=time.time_ns() // 1_000_000)
+            Message(
+                key=node_key(one).encode(),
+                value=encode(one),
+                timestamp_ms=time.time_ns() // 1_000_000,
+            )
             for one in together
         ]
         async with on.producer() as producer:

@@ -34,6 +34,7 @@ from tests.hanging import HANG_SECONDS
 NODE = "node-a"
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 SECOND_NS = 1_000_000_000
+KEY = key_in("default", NODE).encode()
 START_NS = 1_790_000_000 * SECOND_NS
 PARTITIONS = 2
 T = TypeVar("T")
@@ -212,7 +213,8 @@ async def publish(to: MemoryBus, *events: GpuEvent | bytes, node: str = NODE) ->
                 at, value, time_ns = place_of(node), one, START_NS
             else:
                 at, value, time_ns = place_of(one.node), encode(one), one.time_ns
-            message = Message(key=b"key", value=value, timestamp_ms=time_ns // 1_000_000)
+            key = key_in("default", node if isinstance(one, bytes) else one.node).encode()
+            message = Message(key=key, value=value, timestamp_ms=time_ns // 1_000_000)
             await producer.publish(at.topic, at.partition, [message])
 
 

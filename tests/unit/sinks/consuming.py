@@ -10,6 +10,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any, cast
 
 from typing_extensions import override
@@ -28,6 +29,7 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusUnavailableError
+from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check
 from gpuledger_sinks.loop import consume
@@ -255,11 +257,13 @@ class ScriptedBus(MemoryBus):
 
 
 def scripted(*steps: Step) -> ScriptedBus:
-    made = ScriptedBus()
+    made = ScriptedBus(BUS_TOPICS)
     made.script = Script(steps)
     return made
 
 
 def first_of(partition: TopicPartition, *, offset: int = 0) -> Polled:
-    made, at = event(0), (*partition, offset)
-    return {partition: [Record(*at, made.time_ns // 1_000_000, b"key", encode(made))]}
+    nodes = (f"node-{number}" for number in count())
+    made = event(0, node=next(each for each in nodes if place_of(each) == partition))
+    at, key = (*partition, offset), node_key(made).encode()
+    return {partition: [Record(*at, made.time_ns // 1_000_000, key, encode(made))]}

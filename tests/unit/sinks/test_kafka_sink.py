@@ -18,7 +18,7 @@ from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transa
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
-from gpuledger.keys import key_in
+from gpuledger.keys import key_in, node_key
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.topics import Topic, partition_of_node
@@ -436,7 +436,9 @@ async def test_a_topic_with_fewer_partitions_has_each_node_in_one_of_them() -> N
     async with on.producer() as producer:
         for one in events:
             at = partition_of_node(key_in("default", one.node), partitions=EVENTS.partitions)
-            await producer.publish(EVENTS.name, at, [Message(None, encode(one), 0)])
+            await producer.publish(
+                EVENTS.name, at, [Message(node_key(one).encode(), encode(one), 0)]
+            )
     async with running(republishing(on, topic=narrow.name)):
         await eventually(lambda: len(on.kept(narrow.name)) == 2 * len(events))
 

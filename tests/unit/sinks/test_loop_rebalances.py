@@ -8,6 +8,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -21,13 +22,18 @@ from gpuledger.bus.protocol import (
     Record,
     TopicPartition,
 )
+from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, NotAssignedError
+from gpuledger.keys import key_in, split_key
 from gpuledger.runtime import Check
+from gpuledger.topics import partition_of_node
 from gpuledger_sinks.errors import ReceiverUnavailableError
 from gpuledger_sinks.protocol import Batch, Partitions, SinkContext
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import (
+    BUS_TOPICS,
+    PARTITIONS,
     ManualClock,
     bus,
     dead_letters,
@@ -159,7 +165,7 @@ class ScriptedMember:
         on: ScriptedBus | None = None,
         **how: Any,  # noqa: ANN401  # as consuming takes it
     ) -> None:
-        on = on or ScriptedBus()
+        on = on or ScriptedBus(BUS_TOPICS)
         on.script = Script([*steps, *[self.records_commits] * 9, self.ends])
         async with running(consuming(on, self.sink, **how)):
             await asyncio.wait_for(self.over.wait(), HANG_SECONDS)
@@ -403,3 +409,24 @@ async def test_a_partition_lost_while_the_sink_prepared_is_neither_processed_nor
 
     assert member.sink.taken == []
     assert check.detail.endswith(", 0 s behind")
+
+
+async def test_placement_follows_the_number_of_partitions_at_the_next_assignment() -> None:
+    """A sink continues with a topic that was recreated with another number."""
+    on, member = ScriptedBus(BUS_TOPICS), ScriptedMember(Recorder())
+    names = (f"node-{number}" for number in count())
+    moved = next(
+        key
+        for key in (key_in("default", name) for name in names)
+        if [partition_of_node(key, partitions=size) for size in (PARTITIONS, 3)] == [0, 1]
+    )
+    made = event(0, node=split_key(moved)[1])
+    brings = {LOST: [Record(*LOST, 0, 1, moved.encode(), encode(made))]}
+
+    async def grows(consumer: ScriptedConsumer) -> Polled:
+        on.create([replace(EVENTS, partitions=3)])
+        await consumer.gain(LOST)
+        return brings
+
+    await member.through(member.gains(KEPT, brings=first_of(KEPT)), grows, on=on)
+    assert member.sink.taken == [(KEPT, 0), (LOST, 0)]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from gpuledger.keys import key_in
+from gpuledger.placement import placement_rule
 from gpuledger.records import ContainerRef, NodeProgress, PodState, ProcessChange, ProcessRecord
 from gpuledger.topics import partition_of_node
-from gpuledger_enricher.join.validation import placement_rule
 from tests.default_topics import PODS, PROCESSES, PROGRESS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.incidents import incident, incident_record

@@ -13,6 +13,7 @@ from typing_extensions import override
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
+from gpuledger.keys import node_key
 from gpuledger.records import AttributedIncident, Category, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger_sinks.loop import run_sink
@@ -147,7 +148,9 @@ async def publish_incidents(on: MemoryBus, *xids: int, node: str = NODE) -> None
             # Each on a GPU of its own, because XIDs of one GPU are one alert.
             own = replace(one.incident, node=node, xid=xid, gpu_uuid=f"{GPU}-{xid}")
             value = encode(replace(one, incident=own))
-            await producer.publish(*at, [Message(key=b"k", value=value, timestamp_ms=0)])
+            await producer.publish(
+                *at, [Message(key=node_key(own).encode(), value=value, timestamp_ms=0)]
+            )
 
 
 def xids(receiver: Receiver, *, since: int = 0) -> set[str]:

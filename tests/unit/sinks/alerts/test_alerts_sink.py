@@ -27,6 +27,7 @@ from tests.unit.sinks.alerts.alerting import (
     sink,
 )
 from tests.unit.sinks.builders import (
+    KEY,
     NODE,
     SECOND_NS,
     START_NS,
@@ -74,7 +75,7 @@ async def publish_lost(on: MemoryBus) -> None:
     lost = incident(START_NS)
     lost = replace(lost, incident=replace(lost.incident, kind="gpu_lost", xid=None))
     async with on.producer() as producer:
-        message = Message(key=b"k", value=encode(lost), timestamp_ms=0)
+        message = Message(key=KEY, value=encode(lost), timestamp_ms=0)
         await producer.publish(AT_INCIDENTS.topic, AT_INCIDENTS.partition, [message])
 
 
@@ -127,8 +128,8 @@ async def test_an_incident_is_sent_unless_it_is_long_past(age_seconds: int, sent
     on = bus()
     value = encode(incident(START_NS - age_seconds * 10**9))
     async with receiving() as receiver, running(sink(on, receiver)), on.producer() as producer:
-        message = Message(key=b"k", value=value, timestamp_ms=0)
-        bad = Message(key=b"k", value=b"[]", timestamp_ms=0)
+        message = Message(key=KEY, value=value, timestamp_ms=0)
+        bad = Message(key=KEY, value=b"[]", timestamp_ms=0)
         await producer.publish(AT_INCIDENTS.topic, AT_INCIDENTS.partition, [bad, message])
         await eventually(lambda: committed(on, ALERTS.group, AT_INCIDENTS) == 2)
 

@@ -5,6 +5,7 @@ from typing import Any
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import node_key
 from gpuledger.records import AttributedIncident, Incident, Severity
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.builders import GPU, NODE, START_NS, place_of
@@ -44,4 +45,6 @@ async def publish_incidents(on: MemoryBus, *incidents: Incident) -> None:
         for one in incidents:
             at = place_of(one.node, ATTRIBUTED_INCIDENTS.name)
             value = encode(attributed(one))
-            await producer.publish(*at, [Message(key=b"k", value=value, timestamp_ms=0)])
+            await producer.publish(
+                *at, [Message(key=node_key(one).encode(), value=value, timestamp_ms=0)]
+            )

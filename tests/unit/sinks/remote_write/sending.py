@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger.keys import OfNode, node_key
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.runtime import Readiness
 from gpuledger_sinks.loop import run_sink
@@ -68,7 +69,9 @@ def gauges_of_body(body: bytes) -> list[Series]:
     return [one for one in parse_compressed(body) if one.name not in counters]
 
 
-async def publish_at_once(on: MemoryBus, *events: object) -> None:
-    messages = [Message(key=b"k", value=encode(one), timestamp_ms=0) for one in events]
+async def publish_at_once(on: MemoryBus, *events: OfNode) -> None:
+    messages = [
+        Message(key=node_key(one).encode(), value=encode(one), timestamp_ms=0) for one in events
+    ]
     async with on.producer() as producer:
         await producer.publish(AT.topic, AT.partition, messages)

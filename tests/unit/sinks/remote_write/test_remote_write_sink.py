@@ -20,6 +20,7 @@ from tests.default_topics import EVENTS, READINGS
 from tests.unit.gpuledger.ledger.test_health import healthy, readings
 from tests.unit.sinks.builders import (
     GPU,
+    KEY,
     NODE,
     SECOND_NS,
     START_NS,
@@ -278,7 +279,7 @@ async def test_the_health_of_gpus_is_sent_from_readings_in_addition_to_events() 
     reported = [readings(second, healthy(7), healthy(8, "GPU-b")) for second in range(12)]
     async with on.producer() as producer:
         for one in reported:
-            message = Message(key=b"key", value=encode(one), timestamp_ms=one.time_ns // 10**6)
+            message = Message(key=KEY, value=encode(one), timestamp_ms=one.time_ns // 10**6)
             await producer.publish(READINGS.name, AT.partition, [message])
     await publish(on, event(0))
     of_readings = place_of(NODE, READINGS.name)
@@ -305,7 +306,7 @@ async def test_readings_that_lag_behind_the_events_are_sent_by_the_next_sink() -
         async with on.producer() as producer:
             for second in range(25):
                 reported = readings(second, healthy(7))
-                message = Message(key=b"key", value=encode(reported), timestamp_ms=0)
+                message = Message(key=KEY, value=encode(reported), timestamp_ms=0)
                 await producer.publish(READINGS.name, AT.partition, [message])
         before, count = dropped("duplicate"), len(receiver.received)
         async with running(sink(on, receiver)):
@@ -685,7 +686,7 @@ async def test_rejected_readings_are_counted_and_the_next_ones_repeat_them() -> 
     async with on.producer() as producer:
         for second in range(25):
             reported = encode(readings(second, healthy(7)))
-            message = Message(key=b"key", value=reported, timestamp_ms=0)
+            message = Message(key=KEY, value=reported, timestamp_ms=0)
             await producer.publish(READINGS.name, AT.partition, [message])
     refused = Answer(400, "label too long", {"Content-Type": "text/plain"})
 
