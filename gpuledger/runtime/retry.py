@@ -12,9 +12,10 @@
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, Generic, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpuledger.clock import NS_PER_SECOND, Sleeper, SystemClock
 from gpuledger.runtime.readiness import Check
@@ -25,6 +26,7 @@ ErrorT = TypeVar("ErrorT", bound=Exception)
 SLOW_SECONDS: Final = 30.0
 """How long a call without its own timeout may take before its check fails. A storage that accepts
 connections but never answers can block a call for minutes."""
+_NO_CHECKS: Final[Mapping[Any, Check]] = MappingProxyType({})
 
 
 class Backoff:
@@ -141,20 +143,22 @@ class RetryingCaller(Generic[ErrorT]):
         backoff: Callable[[], Backoff] = Backoff,
         min_seconds: Callable[[ErrorT], float] | None = None,
         describe: Callable[[ErrorT], str] = str,
+        also: Mapping[type[ErrorT], Check] = _NO_CHECKS,
     ) -> None:
         """Configure the handling of `on` errors; all other errors are raised to the caller.
 
         After an error, `check` fails with the text of `describe`. After a success it passes, with
         `receiver` as its detail. If `passes_check` is false, a success leaves the check unchanged,
         because more than the call must succeed. `counter` counts the failures. `min_seconds`
-        returns the minimum wait that the receiver requested.
+        returns the minimum wait that the receiver requested. Each check of `also` fails only after
+        errors of its class, and passes after any other result.
         """
         self.attempts = 0
         """Number of attempts that have ended, successful or not; shows that the caller is alive."""
         self._on, self._check, self._receiver = on, check, receiver
         self._passes_check, self._counter = passes_check, counter
         self._clock, self._backoff = clock or SystemClock(), backoff
-        self._min_seconds, self._describe = min_seconds, describe
+        self._min_seconds, self._describe, self._also = min_seconds, describe, also
 
     async def __call__(
         self, call: Callable[[], Awaitable[T]], *, deadline_seconds: float = math.inf
@@ -172,11 +176,18 @@ class RetryingCaller(Generic[ErrorT]):
                 if self._counter is not None:
                     self._counter.inc()
                 self._check.failed(self._describe(error))
+                for kind, check in self._also.items():
+                    if isinstance(error, kind):
+                        check.failed(self._describe(error))
+                    else:
+                        check.ok()
                 failure = error
                 min_wait_seconds = self._min_seconds(error) if self._min_seconds else 0.0
             else:
                 if self._passes_check:
                     self._check.ok(self._receiver)
+                for check in self._also.values():
+                    check.ok()
                 return done
             finally:
                 self.attempts += 1

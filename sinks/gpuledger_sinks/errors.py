@@ -19,6 +19,10 @@ class ReceiverUnavailableError(UnavailableError):
         """How long the receiver asked to wait before a retry; 0 if it did not ask."""
 
 
+class DiskFullError(ReceiverUnavailableError):
+    """The receiver is a directory whose disk is full; only a person can change this."""
+
+
 class RejectedError(GpuledgerError):
     """The receiver rejected the data permanently; the message is the receiver's own, unchanged."""
 
@@ -36,11 +40,17 @@ class PartialWriteError(RejectedError):
 
 
 def retry_receiver(
-    *, sink: str, check: Check, clock: Clock, receiver: str = "", passes_check: bool = True
+    *,
+    sink: str,
+    check: Check,
+    clock: Clock,
+    receiver: str = "",
+    passes_check: bool = True,
+    disk_check: Check | None = None,
 ) -> RetryingCaller[ReceiverUnavailableError]:
     """Return a caller that retries a sink's requests while the receiver is unavailable.
 
-    A passing `check` shows the text `receiver`.
+    A passing `check` shows the text `receiver`. `disk_check` fails only if the disk is full.
     """
     return RetryingCaller(
         on=ReceiverUnavailableError,
@@ -50,4 +60,5 @@ def retry_receiver(
         counter=RETRIES_TOTAL.labels(sink=sink),
         clock=clock,
         min_seconds=lambda error: error.retry_after_seconds,
+        also={} if disk_check is None else {DiskFullError: disk_check},
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpuledger_sinks.registry import KINDS
+
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.yaml"
 ALERTS = {"critical": "GpuledgerCriticalCheckFailing", "warning": "GpuledgerCheckFailing"}
 
@@ -55,6 +57,7 @@ def test_a_failing_check_is_one_alert_of_its_own_severity(
     assert judged.returncode == 0, judged.stderr
 
 
+REASONS = [reason for kind in KINDS.values() for reason in kind.drop_reasons]
 STANDS = {
     "GpuledgerJoinWatermarkStalled": ("gpuledger_join_watermark_timestamp_seconds", {}, 900),
     "GpuledgerPodwatchWatermarkStalled": (
@@ -112,6 +115,19 @@ def test_a_worker_without_a_watermark_is_not_a_stuck_watermark(
     metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStalled"]
     two = {metric: (labels, "0+60x60"), f"{metric} ": (labels | {"instance": "b"}, "0+0x60")}
     assert not fires_at_the_end("GpuledgerPodwatchWatermarkStalled", two, promtool, tmp_path)
+
+
+NO_LOSS = {"duplicate", "repeated", "superseded"}
+"""Reasons of records that the receiver has already, or whose news is older than what it has."""
+
+
+@pytest.mark.parametrize("reason", sorted({*REASONS} | NO_LOSS))
+def test_a_dropped_record_fires_unless_the_receiver_lacks_nothing(
+    reason: str, promtool: Path, tmp_path: Path
+) -> None:
+    series = {"gpuledger_sink_dropped_total": ({"sink": "s", "reason": reason}, "0+1x60")}
+    fires = fires_at_the_end("GpuledgerSinkDroppingEvents", series, promtool, tmp_path)
+    assert fires is (reason not in NO_LOSS)
 
 
 LEADERS = "gpuledger_podwatch_leading"

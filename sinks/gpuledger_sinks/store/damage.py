@@ -11,7 +11,9 @@ Each commit therefore also announces them in `commitInfo`, its first line, and t
 are compared with the table's offsets.
 """
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 from deltalake.exceptions import DeltaError
 
 from gpuledger.store.query import is_damage, unfold
-from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.errors import DiskFullError, ReceiverUnavailableError
 
 _NO_CREDENTIALS: Final = "loading credentials"
 _GIVE_CREDENTIALS: Final = (
@@ -29,6 +31,7 @@ _GIVE_CREDENTIALS: Final = (
     " (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or by the machine's role"
 )
 _REPAIR: Final = 'see "Repair a table" in docs/guides/store.md'
+_NO_SPACE: Final = os.strerror(errno.ENOSPC)
 _SHOWN_CHARACTERS: Final = 600
 ANNOUNCEMENT: Final = "gpuledger.offsets"
 """The key in `commitInfo` whose value is the commit's offset of each stream, as JSON."""
@@ -58,7 +61,13 @@ def storage_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise ReceiverUnavailableError(f"store {uri}: {explain(error, uri)}") from error
+        cause = explain(error, uri)
+        if _NO_SPACE in cause:
+            raise DiskFullError(f"store {uri}: {cause}") from error
+        # A table that cannot be created only lacks its log in deltalake's error.
+        if is_disk_full(uri):
+            raise DiskFullError(f"store {uri}: {_NO_SPACE}: {cause}") from error
+        raise ReceiverUnavailableError(f"store {uri}: {cause}") from error
     except BaseException as error:
         if type(error) is Exception:  # DataFusion's errors do not have their own class
             cause = unfold(error)[:_SHOWN_CHARACTERS]
@@ -117,15 +126,34 @@ def first_line_of(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def local_folder(uri: str) -> Path | None:
+    """Return the directory of a store or table on this machine; `None` for an object store."""
+    parts = urlsplit(uri)
+    if parts.scheme not in {"", "file"}:
+        return None
+    return Path(unquote(parts.path) if parts.scheme else uri)
+
+
+def is_disk_full(uri: str) -> bool:
+    """Return whether the file system of a local store has no space or no inode left."""
+    if (folder := local_folder(uri)) is None:
+        return False
+    with suppress(OSError):
+        # Use `f_bavail`, because `f_bfree` would include the space reserved for root. File systems
+        # without a fixed number of blocks or inodes report a total of 0.
+        disk = os.statvfs(next(each for each in (folder, *folder.parents) if each.exists()))
+        has_blocks = disk.f_blocks == 0 or disk.f_bavail > 0
+        return not (has_blocks and (disk.f_files == 0 or disk.f_favail > 0))
+    return False
+
+
 def damaged_files(uri: str) -> list[str]:
     """Return the names of commits and checkpoints that were cut short, the newest last.
 
     Returns none for a store that is not in a local directory.
     """
-    parts = urlsplit(uri)
-    if parts.scheme not in {"", "file"}:
+    if (folder := local_folder(uri)) is None:
         return []  # an object store writes whole objects or nothing
-    folder = Path(unquote(parts.path) if parts.scheme else uri)
     log, damaged = folder / "_delta_log", list[str]()
     # If the directory cannot be read, only the files found so far are returned.
     with suppress(OSError):

@@ -26,6 +26,7 @@ from gpuledger_sinks.protocol import Batch, Partitions, Refusal, RejectedEvent, 
 from gpuledger_sinks.registry import STORE
 from gpuledger_sinks.settings import StoreSettings
 from gpuledger_sinks.store.buffer import DayWindow, RowBuffer, rows_of
+from gpuledger_sinks.store.damage import local_folder
 from gpuledger_sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
 from gpuledger_sinks.store.maintenance_lag import MaintenanceLag, measured_lag
 from gpuledger_sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of
@@ -108,7 +109,17 @@ async def open_store(
 ) -> AsyncIterator["StoreSink"]:
     """Open the sink that appends to these tables."""
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
-    retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(settings.uri))
+    disk_check: Check | None = None
+    if local_folder(settings.uri) is not None:
+        disk_check = readiness.check("store.disk")
+        disk_check.ok()
+    retrying = retry_receiver(
+        sink=NAME,
+        check=check,
+        clock=clock,
+        receiver=shown_url(settings.uri),
+        disk_check=disk_check,
+    )
     # All consumer groups use the same streams, because the tables have one sequence of offsets.
     streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
     targets = targets_of(tables.usage, tables.entries, streams=streams)

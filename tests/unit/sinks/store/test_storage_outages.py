@@ -1,6 +1,8 @@
 """The store sink while its storage is unavailable, damaged, contended or another's."""
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -11,12 +13,14 @@ from typing import Any
 import pytest
 from arro3.core import DataType, Field, Schema, Table
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 from typing_extensions import override
 
 from gpuledger.errors import UserError
-from gpuledger.runtime import Readiness
+from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.store.schema import ENTRIES, TableSchema
-from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.errors import DiskFullError, ReceiverUnavailableError
+from gpuledger_sinks.store.damage import storage_errors
 from gpuledger_sinks.store.table import EntriesTable, StreamTable
 from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import (
@@ -84,6 +88,70 @@ async def test_a_race_or_an_outage_repeats_no_row(
         await eventually(is_committed(on, 3))
 
     assert offsets(tmp_path) == [0, 1, 2]
+
+
+async def test_a_full_disk_fails_a_critical_check_until_it_has_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other failures of the storage fail only the warning."""
+    full, unreachable = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError("stale handle")
+    failures: list[OSError] = [full]
+
+    def writing(*given: Any, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
+        if failures:
+            raise failures[0]
+        write_deltalake(*given, **options)
+
+    monkeypatch.setattr("gpuledger_sinks.store.table.write_deltalake", writing)
+    on, readiness = bus(), Readiness()
+    receiver = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
+    disk = readiness.check("store.disk")
+    await publish(on, event(0))
+    async with running(store(tmp_path, on, readiness=readiness)):
+        await eventually(lambda: disk.has_failed)
+        assert f"store {tmp_path}/" in disk.detail
+        assert "No space left on device" in disk.detail
+        assert not readiness.is_ready()
+        failures[0] = unreachable
+        await eventually(lambda: disk.is_ok)
+        assert receiver.has_failed
+        assert readiness.is_ready()
+        failures.clear()
+        await eventually(is_committed(on, 1))
+        await eventually(lambda: receiver.is_ok)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "available", "inodes", "free_inodes", "is_full"),
+    [
+        (1000, 1, 100, 1, False),
+        (1000, 0, 100, 1, True),
+        (1000, 1, 100, 0, True),
+        # Without a fixed number of inodes, such as Btrfs.
+        (1000, 1, 0, 0, False),
+        # Without a size, such as an object store that is mounted as a directory.
+        (0, 0, 0, 0, False),
+    ],
+)
+def test_a_table_that_cannot_be_created_on_a_full_disk_reports_the_full_disk(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    blocks: int,
+    available: int,
+    inodes: int,
+    free_inodes: int,
+    is_full: bool,
+) -> None:
+    """deltalake's error names only the missing log."""
+    size = 4096
+    disk = os.statvfs_result((size, size, blocks, 100, available, inodes, 1, free_inodes, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    with pytest.raises(ReceiverUnavailableError) as raised, storage_errors(f"{tmp_path}/new"):
+        raise DeltaError("No files in log segment")
+    assert isinstance(raised.value, DiskFullError) == is_full
+    assert ("No space left on device" in str(raised.value)) == is_full
+    assert f"store {tmp_path}/new" in str(raised.value)
 
 
 async def test_a_damaged_store_fails_the_check_in_one_line_and_its_repair_needs_no_restart(
