@@ -2,14 +2,19 @@
 
 This module only computes the lag; it has no metric and no loop. The lag is computed on request, so
 it grows while no record is processed. If all records are processed, the lag is 0, however old the
-last event is.
+last event is. While the bus does not answer, records may wait unseen, so the lag is the time since
+its last answer.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
+
+SILENCE_SECONDS: Final = 30.0
+"""A consumer polls every second; a longer time without an answer means that it cannot read."""
 
 
 class Lag:
@@ -19,7 +24,8 @@ class Lag:
     polled records are done, but the last poll returned records, the lag is the age of the newest
     record that is done, because more records probably wait on the bus. After an empty poll the lag
     is 0, or the time since records arrived on a partition that cannot be polled. The lag is never
-    less than the time for which the bus has withheld existing records.
+    less than the time for which the bus has withheld existing records. If the bus has not answered
+    for `SILENCE_SECONDS`, the lag is at least the time since its last answer.
     """
 
     def __init__(self, *, clock: Clock) -> None:
@@ -33,6 +39,8 @@ class Lag:
         self._arrived_ms: dict[TopicPartition, int] = {}
         """When records after the offset in `_ends` were first seen, in ms since the epoch."""
         self._newest_ms: int | None = None
+        self._heard_ns: int | None = None
+        """When the bus last answered for all partitions, by the clock."""
         self._is_idle = True
 
     def polled(self, batch: Mapping[TopicPartition, Sequence[Record]]) -> None:
@@ -47,6 +55,13 @@ class Lag:
             if batches and records[0].offset < batches[-1][0]:
                 batches.clear()  # the consumer went back, so these records are polled again
             batches.append((records[-1].offset + 1, records[0].timestamp_ms))
+
+    def heard(self) -> None:
+        """Record that the bus has just answered for all partitions.
+
+        The first call must come before the first poll, so that an outage at the start counts.
+        """
+        self._heard_ns = self._clock.time_ns()
 
     def ends(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Record the current end offsets of partitions that cannot be polled."""
@@ -94,12 +109,17 @@ class Lag:
         return (self._newest_ms or 0) / 1e3
 
     def seconds(self) -> float:
-        """Return the lag in seconds, at least the time for which records have been withheld."""
+        """Return the lag in seconds: that of the records, of a transaction or of the bus."""
         first_ms = [batches[0][1] for batches in self._open.values() if batches]
         oldest_ms = min([*first_ms, *self._arrived_ms.values()], default=None)
         if oldest_ms is None and not self._is_idle:
             oldest_ms = self._newest_ms
-        withheld_seconds = self._withheld_seconds()
-        if oldest_ms is None:
-            return withheld_seconds
-        return max(withheld_seconds, self._clock.time_ns() / NS_PER_SECOND - oldest_ms / 1e3)
+        now_ns = self._clock.time_ns()
+        seconds = [self._withheld_seconds()]
+        if oldest_ms is not None:
+            seconds.append(now_ns / NS_PER_SECOND - oldest_ms / 1e3)
+        if self._heard_ns is not None:
+            silent_seconds = (now_ns - self._heard_ns) / NS_PER_SECOND
+            if silent_seconds > SILENCE_SECONDS:
+                seconds.append(silent_seconds)
+        return max(seconds)

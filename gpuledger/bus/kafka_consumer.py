@@ -15,7 +15,7 @@ from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids, heed_refuse
 from gpuledger.bus.aiokafka_patches.unpacking import install_unpacking
 from gpuledger.bus.gaps import Withheld
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
-from gpuledger.bus.kafka_fetch import Rebalances, fetch, named
+from gpuledger.bus.kafka_fetch import Answers, Rebalances, fetch, named
 from gpuledger.bus.kafka_positions import Positions
 from gpuledger.bus.protocol import IsolationLevel, Polled, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
@@ -53,6 +53,7 @@ class KafkaConsumer:
         self._positions = Positions(connection=connection, subscription=subscription)
         is_committed = subscription.isolation_level is IsolationLevel.READ_COMMITTED
         self._withheld = Withheld(subscription=subscription) if is_committed else None
+        self._answers = Answers()
         self._client: AIOKafkaConsumer | None = None
         self._opening = asyncio.Lock()
         self._answered_at = 0.0
@@ -90,9 +91,7 @@ class KafkaConsumer:
                 if records or loop.time() >= deadline:
                     self._check_answered(client, records)
                     self._positions.note(records)
-                    if self._withheld:
-                        held = map(named, self._rebalances.held)
-                        self._withheld.observe(consumers.observed_offsets(client, held))
+                    self._observe(client)
                     return records
         except NotAssignedError:
             return {}  # aiokafka started a rebalance first: the next poll takes part in it
@@ -204,6 +203,18 @@ class KafkaConsumer:
     def withheld_seconds(self) -> float:
         """Return how long an open transaction has withheld records; 0 if none does."""
         return self._withheld.seconds() if self._withheld else 0.0
+
+    def is_answered(self) -> bool:
+        """Return whether brokers have recently answered for every partition that is read."""
+        return self._rebalances.has_joined and self._answers.seconds() < self._silence_seconds
+
+    def _observe(self, client: AIOKafkaConsumer) -> None:
+        held = [*map(named, self._rebalances.held)]
+        if self._withheld:
+            self._withheld.observe(consumers.observed_offsets(client, held))
+        # Without partitions, only the group's coordinator can answer.
+        if held or consumers.has_coordinator(client):
+            self._answers.observe(consumers.answer_times(client, held))
 
     async def _fetch(
         self, client: AIOKafkaConsumer, *, deadline: float, max_records: int

@@ -5,7 +5,8 @@ poll, so that they never run while a component processes polled records, as in K
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import aiokafka
@@ -151,6 +152,30 @@ async def _first_of(
     found = fetching.result()
     serve_last(client, found)
     return _records(found)
+
+
+class Answers:
+    """How long ago the brokers answered, for the partition that has waited longest."""
+
+    def __init__(self, *, clock_seconds: Callable[[], float] = time.monotonic) -> None:
+        self._clock_seconds = clock_seconds
+        self._observed_at = clock_seconds()
+        self._known: dict[TopicPartition, tuple[int | None, float]] = {}
+        """Each partition's last answer, in ms since the epoch, and when it was first seen."""
+
+    def observe(self, times: Mapping[TopicPartition, int | None]) -> None:
+        """Record the times of the last answers of the partitions that are being fetched."""
+        now = self._clock_seconds()
+        answered: dict[TopicPartition, tuple[int | None, float]] = {}
+        for partition, at in times.items():
+            known = self._known.get(partition)
+            answered[partition] = known if known and known[0] == at else (at, now)
+        self._observed_at, self._known = now, answered
+
+    def seconds(self) -> float:
+        """Return the longest time without an answer; it grows until the next observation."""
+        begin_seconds = [seen_seconds for _, seen_seconds in self._known.values()]
+        return self._clock_seconds() - min(begin_seconds, default=self._observed_at)
 
 
 def named(partition: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped

@@ -142,6 +142,10 @@ class MemoryConsumer:
         """Return 0, because transactions on this bus are never open."""
         return 0.0
 
+    def is_answered(self) -> bool:
+        """Return `True`, because this bus always answers."""
+        return True
+
     async def _follow_group(self) -> None:
         if self._joined is None:
             # The first poll joins, as on Kafka: opening a consumer never waits for other members.

@@ -313,6 +313,13 @@ class Consumer(Protocol):
         with `READ_UNCOMMITTED`.
         """
 
+    def is_answered(self) -> bool:
+        """Return whether the bus has recently answered for every partition that is being read.
+
+        `poll` also returns nothing if the brokers do not answer. It is `False` before the group has
+        assigned partitions to this consumer.
+        """
+
 
 class Span(NamedTuple):
     """A range of offsets in one partition, from `first` up to but excluding `end`."""

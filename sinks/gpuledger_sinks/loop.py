@@ -148,6 +148,7 @@ async def consume(
         topics=sorted(config.decoders),
     )
     lag = Lag(clock=clock)
+    lag.heard()
     LAG_SECONDS.labels(sink=sink.name).set_function(lag.seconds)
     ACKNOWLEDGED_TIMESTAMP_SECONDS.labels(sink=sink.name).set_function(lag.newest_seconds)
     gap_check = GapCheck(gaps or Check())
@@ -334,6 +335,8 @@ class _Session:
             return {}
         self._polling.end()
         self.has_polled = True
+        if self.consumer.is_answered():
+            self._lag.heard()
         self._report_membership()
         return polled
 

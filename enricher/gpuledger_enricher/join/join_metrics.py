@@ -136,7 +136,7 @@ PARTITIONS: Final = Gauge(
 LAG_SECONDS: Final = Gauge(
     "gpuledger_join_lag_seconds",
     "Age of the oldest sample read whose event is not published yet, in seconds; 0 if there is"
-    " none.",
+    " none. During an outage of Kafka, at least the time since its last answer.",
 )
 MIN_AGE_SECONDS: Final = Gauge(
     "gpuledger_join_min_sample_age_seconds",

@@ -102,6 +102,24 @@ def observed_offsets(
     return found
 
 
+def answer_times(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> dict[Any, int | None]:
+    """Return when a broker last answered a fetch of each partition, in ms since the epoch.
+
+    Only includes partitions that are being fetched: not paused, and without fetched records that no
+    poll has returned. The time is `None` before the first answer. Remove once `getmany` raises
+    while a partition cannot be fetched.
+    """
+    assignment = client._subscription.subscription and client._subscription.subscription.assignment
+    found = {}
+    for partition in partitions if assignment is not None else ():
+        if partition not in assignment.tps or partition in client._fetcher._records:
+            continue
+        state = assignment.state_value(partition)
+        if not state.paused:
+            found[partition] = state.timestamp
+    return found
+
+
 def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
     """Make `getmany` return records of these partitions after the records of all others.
 

@@ -176,9 +176,11 @@ async def test_a_poll_reports_unavailable_brokers_and_continues_when_they_are_ba
         stack.push_async_callback(consumer.close)
         await producer.publish(TOPIC.name, 0, [numbered(0)])
         await poll_until(bool, consumer)
+        assert consumer.is_answered()
         kafka.kill()
         with pytest.raises(BusUnavailableError, match=kafka.bootstrap_servers):
             await poll_until(lambda _: False, consumer)
+        assert not consumer.is_answered()
         await asyncio.to_thread(kafka.start)
         await producer.publish(TOPIC.name, 0, [numbered(1)])
         found: list[Record] = []
@@ -188,6 +190,8 @@ async def test_a_poll_reports_unavailable_brokers_and_continues_when_they_are_ba
                     found += await poll_once(consumer)
                 except BusUnavailableError:
                     await asyncio.sleep(0.2)
+            while not consumer.is_answered():
+                await poll_once(consumer)
 
 
 async def test_an_unreachable_broker_is_reported_in_one_clear_line() -> None:

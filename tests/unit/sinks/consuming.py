@@ -223,6 +223,9 @@ class ScriptedConsumer:
     def withheld_seconds(self) -> float:
         return 0.0
 
+    def is_answered(self) -> bool:
+        return True
+
     def assignment(self) -> Partitions:
         return self._held
 

@@ -7,6 +7,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
@@ -27,6 +28,7 @@ from tests.unit.sinks.builders import (
     BUS_TOPICS,
     PARTITIONS,
     SECOND_NS,
+    START_NS,
     ManualClock,
     bus,
     event,
@@ -194,3 +196,50 @@ async def test_a_commit_that_fails_until_the_group_is_polled_is_retried_after_a_
         await eventually(is_committed(on, 1))
 
     assert (refused, on.opened) == ([3], 1)
+
+
+async def test_a_sink_falls_behind_while_its_empty_polls_are_not_answered() -> None:
+    class Silent(MemoryConsumer):
+        @override
+        def is_answered(self) -> bool:
+            return not is_away[0]
+
+    class SilentBus(MemoryBus):
+        @override
+        @asynccontextmanager
+        async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+            async with super().consumer(subscription) as consumer:
+                consumer.__class__ = Silent
+                yield consumer
+
+    is_away = [False]
+    on, clock, check = SilentBus(), ManualClock(), Check()
+    on.create(BUS_TOPICS)
+    async with running(consuming(on, Recorder(), clock=clock, check=check)):
+        await eventually(lambda: check.is_ok)
+        is_away[0] = True
+        clock.advance(540)
+        await eventually(lambda: check.detail.endswith(", 540 s behind"))
+        is_away[0] = False
+        await eventually(lambda: check.detail.endswith(", 0 s behind"))
+
+
+async def test_a_sink_that_starts_during_an_outage_falls_behind_from_its_start() -> None:
+    class AwayBus(MemoryBus):
+        is_away = True
+
+        @override
+        @asynccontextmanager
+        async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+            if self.is_away:
+                raise BusUnavailableError("no broker")
+            async with super().consumer(subscription) as consumer:
+                yield consumer
+
+    on, clock = AwayBus(), ManualClock()
+    on.create(BUS_TOPICS)
+    async with running(consuming(on, Recorder(), clock=clock)):
+        # The pauses between its attempts move the clock.
+        await eventually(lambda: clock.now_ns - START_NS > 600 * SECOND_NS)
+        lag = REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "recorder"})
+        assert lag == (clock.now_ns - START_NS) / SECOND_NS
