@@ -153,6 +153,12 @@ NODES_UNBOOKED: Final = Gauge(
     "Number of nodes whose new samples have all counted as duplicates or been rejected as"
     " `seq_ahead` for a minute; see the log event `node_seq_leapt`.",
 )
+NODE_UNRESPONSIVE_SINCE: Final = Gauge(
+    "gpuledger_join_node_unresponsive_since_timestamp_seconds",
+    "Event time of the last sample of a node that has sent no sample for two minutes, in seconds"
+    " since the epoch; absent if podwatch sees the node deleted.",
+    ["cluster", "node"],
+)
 CLOCK_STEPS_TOTAL: Final = Counter(
     "gpuledger_join_clock_steps",
     "Total number of times that a node's clock stepped by more than a second, by direction: `ahead`"

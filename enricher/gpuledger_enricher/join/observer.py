@@ -7,6 +7,7 @@ entries of a tick sum to the device totals.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -29,6 +30,8 @@ TICKS_PER_CHECK: Final = 200
 NAMES_SHOWN: Final = 4
 """Maximum number of names of a pod in a log line: its UID and a few of its container ids."""
 NAME_CHARACTERS: Final = 100
+MAX_NODES_SHOWN: Final = 100
+"""Maximum number of unresponsive nodes of a partition that have a series of their own."""
 # Longer than a scrape interval, so that a minimum is not replaced before it is scraped.
 _WINDOW_NS: Final = 300 * NS_PER_SECOND
 _log = structlog.get_logger(__name__)
@@ -120,6 +123,29 @@ class UnbookedNodes:
         metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
 
 
+class UnresponsiveNodes:
+    """Shows in a metric which nodes send no samples, for each of the worker's partitions."""
+
+    def __init__(self) -> None:
+        self._shown: dict[int, set[str]] = {}
+
+    def show(self, partition: int, unresponsive: Iterable[tuple[str, int]]) -> None:
+        """Show a partition's unresponsive nodes, with the times of their last ticks."""
+        before = self._shown.get(partition, set())
+        since_ns = dict(islice(unresponsive, MAX_NODES_SHOWN))
+        for node in before - since_ns.keys():
+            metrics.NODE_UNRESPONSIVE_SINCE.remove(*split_key(node))
+        for node, time_ns in since_ns.items():
+            labels = metrics.NODE_UNRESPONSIVE_SINCE.labels(*split_key(node))
+            labels.set(time_ns / NS_PER_SECOND)
+        self._shown[partition] = {*since_ns}
+
+    def forget(self, partition: int) -> None:
+        """Forget the nodes of a partition that is no longer assigned."""
+        self.show(partition, ())
+        del self._shown[partition]
+
+
 class ClockSkew:
     """Detects differences between the clocks of nodes, the API server and this machine.
 
@@ -207,6 +233,7 @@ class JoinObserver:
         self._newest_ns = 0
         self._ahead = Repeats()
         self._unbooked = UnbookedNodes()
+        self._unresponsive = UnresponsiveNodes()
         self._foreign = Repeats()
         self._unbalanced = Repeats()
 
@@ -301,6 +328,10 @@ class JoinObserver:
                 count=count,
             )
 
+    def observe_unresponsive(self, partition: int, nodes: Iterable[tuple[str, int]]) -> None:
+        """Record which nodes of a partition send no ticks, and the times of their last ticks."""
+        self._unresponsive.show(partition, nodes)
+
     def observe_clock_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set after the previous tick."""
         self._skew.observe_clock_step(node, seconds)
@@ -362,3 +393,4 @@ class JoinObserver:
         """Forget the pods and nodes of a partition that is no longer assigned."""
         self._pending.forget(partition)
         self._unbooked.forget(partition)
+        self._unresponsive.forget(partition)

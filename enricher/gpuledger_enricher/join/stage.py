@@ -214,9 +214,16 @@ class JoinStage:
 
     def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:
         """Return, by cluster, the event time through which the booked ticks are complete."""
-        return self._watermarks[partition].find_complete(
-            now_ns=self._time_ns(), is_at_end=is_at_end
+        now_ns = self._time_ns()
+        found = self._watermarks[partition].find_complete(now_ns=now_ns, is_at_end=is_at_end)
+        missing = (
+            (node, since_ns)
+            for reached in found.values()
+            for node, since_ns in reached.unresponsive
+            if not self.cluster_objects.is_removed(node, now_ns)
         )
+        self._observer.observe_unresponsive(partition, missing)
+        return found
 
     def restore_progress(self, records: Sequence[Record]) -> None:
         """Restore the progress of nodes before their first tick; a tombstone removes a node."""

@@ -270,6 +270,10 @@ class NamedObjects(Generic[DescriptionT]):
     def __len__(self) -> int:
         return len(self._objects)
 
+    def has(self, cluster: str) -> bool:
+        """Return whether an object of the cluster is known."""
+        return any(split_key(key)[0] == cluster for key in self._objects)
+
     def version_of(self, key: str) -> int:
         """Return a number that grows with each change of an object; 0 if the object is unknown."""
         return self._changed.get(key, 0)
@@ -340,6 +344,13 @@ class ClusterObjects:
     def __init__(self) -> None:
         self.nodes: NamedObjects[NodeDescription] = NamedObjects(KnownNode)
         self.namespaces: NamedObjects[NamespaceDescription] = NamedObjects(KnownNamespace)
+
+    def is_removed(self, node: str, time_ns: int) -> bool:
+        """Return whether the node's cluster has a podwatch, and the node does not exist at a time.
+
+        Every worker knows the namespaces of all clusters, but only the nodes of its partitions.
+        """
+        return self.nodes.at(node, time_ns) is None and self.namespaces.has(split_key(node)[0])
 
 
 class NodePods:
