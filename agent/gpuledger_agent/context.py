@@ -45,6 +45,7 @@ from gpuledger_agent.host.procfs import Procfs, check_procfs, read_boot_id
 from gpuledger_agent.loop import InventoryTracker, Outputs, SampleLoop
 from gpuledger_agent.metrics import ATTRIBUTION, count_published_from_zero
 from gpuledger_agent.monitor import IncidentMonitor
+from gpuledger_agent.publish.inventory_repeats import InventoryRepeats
 from gpuledger_agent.publish.message_bundle import BundleQueue
 from gpuledger_agent.publish.publisher import SamplePublisher, shut_down
 from gpuledger_agent.publish.send_queue import SendQueue
@@ -169,6 +170,8 @@ async def run_agent(
     publisher = context.publisher(bus, send_queue)
     publishing = asyncio.create_task(publisher.run(), name="publishing")
     spilling = asyncio.create_task(send_queue.run(), name="spilling")
+    repeats = InventoryRepeats(bus=bus, send_queue=send_queue)
+    repeating = asyncio.create_task(repeats.run(), name="repeating")
     outputs = Outputs(
         send_queue=send_queue,
         node_state=node_state,
@@ -177,10 +180,10 @@ async def run_agent(
     )
     running = asyncio.create_task(context.run_node(outputs), name="node")
     try:
-        await _first_to_fail(running, publishing, spilling)
+        await _first_to_fail(running, publishing, spilling, repeating)
     finally:
         # Stop producing ticks before stopping the publisher.
-        await end_tasks(running)
+        await end_tasks(running, repeating)
         await shut_down(publisher, send_queue, publishing, spilling, seconds=settings.flush_seconds)
 
 

@@ -1,4 +1,4 @@
-"""A node's hardware and configuration: it rarely changes, and is published again when it does.
+"""A node's hardware and configuration, published when it changes, and again every hour.
 
 This module holds the record of `gpuledger.inventory.v1`, a compacted topic keyed by node.
 """
@@ -124,7 +124,7 @@ class GpuFacts(BaseRecord, frozen=True, kw_only=True):
 
 
 class Inventory(BaseRecord, frozen=True, kw_only=True):
-    """The GPUs of a node; the record is published whenever something about them has changed."""
+    """The GPUs of a node; published when something about them changes, and again every hour."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""

@@ -7,8 +7,8 @@ counted, and the queue continues in memory. If older ticks wait in a spool that 
 newer ticks are not sent, because the join would then ignore the older ticks as already processed.
 
 A lost inventory would be missing until the node's hardware changes. The newest inventory is
-therefore also kept apart until it is acknowledged. If the queue or the spool has dropped it, it is
-sent with the next bundles from memory.
+therefore also kept apart. If the queue or the spool has dropped it before it was acknowledged, it
+is sent with the next bundles from memory. Later, `repeat_inventory` queues it again.
 """
 
 import asyncio
@@ -61,6 +61,7 @@ class SendQueue:
             for seconds in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
         )
         self._in_flight: list[QueuedBundle] = []
+        self._newest_inventory: MessageBundle | None = None
         self._inventory: MessageBundle | None = None
         """The newest inventory, until it is acknowledged."""
         self._position: int | None = None
@@ -118,8 +119,13 @@ class SendQueue:
 
     def put_inventory(self, bundle: MessageBundle) -> None:
         """Add the newest inventory; it is sent even if its bundle is dropped meanwhile."""
-        self._inventory = bundle
+        self._newest_inventory = self._inventory = bundle
         self.put(bundle)
+
+    def repeat_inventory(self) -> None:
+        """Add the newest inventory again, unless there is none or it still waits to be sent."""
+        if self._newest_inventory and not self._inventory:
+            self.put_inventory(self._newest_inventory)
 
     async def take(self, *, max_bundles: int) -> list[MessageBundle]:
         """Wait until there are bundles; return at most `max_bundles`, oldest first.

@@ -358,6 +358,8 @@ class FollowedTopic:
         """The next offset of each assigned partition; `None` until it is looked up in the table."""
         self._ended: dict[int, int] = {}
         """The end of each partition when it was last read completely."""
+        self._reported: dict[bytes, tuple[int, int]] = {}
+        """Hash and first offset of the newest version of each object that nodes report, by key."""
         self._next_ns: int | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -404,6 +406,7 @@ class FollowedTopic:
                 self._topic_id = topic_id
                 self._positions = dict.fromkeys(self._positions)
                 self._ended = {}
+                self._reported = {}
                 spans = await self._reader.spans(self._topic)
             await self._find_positions(spans)
             await self._append_new(spans)
@@ -505,9 +508,21 @@ class FollowedTopic:
         # As in the join: a writer of one partition must not describe nodes of another.
         if record.key != dimension.key_of(decoded).encode():
             return
+        if dimension.is_stamped_by_node and self._is_repeated(record):
+            return
         of_node = None if dimension.node_key_of is None else dimension.node_key_of(decoded)
         if of_node is None or record.partition == partition_of_node(of_node, partitions=partitions):
             yield from dimension.rows_of(decoded, record)
+
+    def _is_repeated(self, record: Record) -> bool:
+        """Return whether a record is equal to the previous one: agents repeat it every hour."""
+        key, version = record.key or b"", hash(record.value)
+        before, offset = self._reported.get(key, (None, record.offset))
+        # If an update fails, its records are read again; the first one is then not a repetition.
+        if version == before and record.offset > offset:
+            return True
+        self._reported[key] = version, record.offset
+        return False
 
     async def _append(self, rows: list[Row], offsets: Mapping[TopicPartition, int]) -> None:
         numbers: dict[str, Any] = {self._stream_of(at): last for at, last in offsets.items()}

@@ -87,6 +87,30 @@ def test_a_gpu_that_leaves_its_node_does_not_return_to_the_former_one() -> None:
     assert stays(*versions) == [("a", 1, 5), ("b", 5, 9)]
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(["GPU-a", "GPU-b", None])
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(st.integers(0, 5), max_size=8),
+)
+def test_an_inventory_that_is_listed_again_moves_no_gpu(
+    versions: list[tuple[str, int, str | None]], repeated: list[int]
+) -> None:
+    newest = [
+        version
+        for number, version in enumerate(versions)
+        # An agent repeats the newest inventory of its node, at its own time.
+        if all(other[0] != version[0] for other in versions[number + 1 :])
+        and all(other[1] <= version[1] for other in versions if other[0] == version[0])
+    ]
+    again = [newest[number] for number in repeated if number < len(newest)]
+    assert stays(*versions, *again) == stays(*versions)
+
+
 lengths = st.sampled_from([0, 1, HOUR_NS // 3, HOUR_NS // 2, HOUR_NS, HOUR_NS + 7])
 nodes = st.sampled_from(["old", "new", "third"])
 

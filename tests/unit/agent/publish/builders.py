@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
+from gpuledger.bus.protocol import (
+    Consumer,
+    Message,
+    Producer,
+    Subscription,
+    TopicDescription,
+)
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import NodeId, key_in
@@ -164,10 +170,14 @@ class FickleBus:
         self.is_deaf = False
         """It takes records, but its acknowledgements get lost."""
         self.published: list[tuple[str, bytes]] = []
+        self.topic_id = "first"
 
     async def partitions(self, topic: str) -> int:
+        return (await self.describe(topic)).partitions
+
+    async def describe(self, topic: str) -> TopicDescription:
         self._raise_if(self.is_away)
-        return 12
+        return TopicDescription(12, self.topic_id)
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:

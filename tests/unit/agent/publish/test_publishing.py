@@ -507,7 +507,8 @@ def test_rows_beyond_the_size_of_a_message_are_left_out_counted_and_named_by_the
         tick = NodeTick(sample=sample, readings=readings, processes=[])
         ((_, message),) = bundle_tick(tick, topics=TOPICS, check=check)
         assert size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES
-        return decoder_of(SAMPLES.name, NodeSample).decode(message.value)
+        found: NodeSample = decoder_of(SAMPLES.name, NodeSample).decode(message.value)
+        return found
 
     small = sent(10)
     assert (len(small.allocations), small.allocations_unknown, check.is_ok) == (10, None, True)

@@ -170,6 +170,16 @@ async def test_an_inventory_has_a_row_per_gpu_or_a_row_that_states_that_there_is
     await stored(on, tmp_path, "inventory", columns, [*expected, (2, NODE, None, None)])
 
 
+async def test_an_inventory_that_repeats_the_one_before_has_no_rows(tmp_path: Path) -> None:
+    """As agents do each hour; a return to an earlier inventory is a change."""
+    on = bus()
+    await publish(on, event(0))
+    a, b = inventory("GPU-a"), inventory("GPU-b")
+    await tell(on, INVENTORY, a, a, b, b, b, a, a)
+    expected = [(0, "GPU-a"), (2, "GPU-b"), (5, "GPU-a")]
+    await stored(on, tmp_path, "inventory", "kafka_offset, gpu_uuid", expected)
+
+
 async def test_an_incident_is_stored_with_its_pods(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(0))

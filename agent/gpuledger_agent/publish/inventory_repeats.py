@@ -1,0 +1,55 @@
+"""Publishes a node's newest inventory again: every hour, and if its topic was recreated.
+
+A topic that was deleted, or brokers that were wiped, have lost the inventory, and the node's
+hardware may not change for months. A repeated inventory is the same record with the same time, so
+consumers do not regard it as a change.
+"""
+
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.protocol import Bus, is_other_topic
+from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
+from gpuledger.errors import BusError
+from gpuledger_agent.publish.send_queue import SendQueue
+
+LOOK_SECONDS: Final = 60.0
+"""Time between two queries for the topic's id. Each query needs a connection of its own."""
+REPEAT_SECONDS: Final = 3600.0
+_log = structlog.get_logger(__name__)
+
+
+class InventoryRepeats:
+    """Queues the newest inventory of one node again when it is due."""
+
+    def __init__(self, *, bus: Bus, send_queue: SendQueue, clock: Clock | None = None) -> None:
+        # Not the clock of a simulated node, because the brokers are real.
+        self._clock = clock or SystemClock()
+        self._bus = bus
+        self._send_queue = send_queue
+        self._topic_id: str | None = None
+
+    async def run(self) -> None:
+        """Queue the inventory when it is due, until cancelled."""
+        queued_ns = self._clock.monotonic_ns()
+        while True:
+            is_recreated = await self._is_recreated()
+            now_ns = self._clock.monotonic_ns()
+            if is_recreated or now_ns - queued_ns >= REPEAT_SECONDS * NS_PER_SECOND:
+                self._send_queue.repeat_inventory()
+                queued_ns = now_ns
+            await self._clock.sleep(LOOK_SECONDS)
+
+    async def _is_recreated(self) -> bool:
+        """Return whether the topic is another one than at the last successful query."""
+        topic = self._bus.topics.inventory.name
+        try:
+            found = await self._bus.describe(topic)
+        except BusError:
+            return False  # the publisher reports missing brokers, topics and permissions
+        before, self._topic_id = self._topic_id, found.topic_id or self._topic_id
+        is_other = is_other_topic(before, found.topic_id)
+        if is_other:
+            _log.warning("topic_recreated", topic=topic)
+        return is_other
