@@ -53,3 +53,11 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
         await asyncio.sleep(seconds)
+
+
+def boot_time_ns(clock: Clock) -> int:
+    """Return the time of the boot by the wall clock, in nanoseconds since the epoch.
+
+    It changes only if the wall clock is set.
+    """
+    return clock.time_ns() - clock.boottime_ns()

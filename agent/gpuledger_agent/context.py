@@ -177,6 +177,7 @@ async def run_agent(
         node_state=node_state,
         topics=topics,
         check=readiness.check("records", severity=CheckSeverity.WARNING),
+        clock=host.clock,
     )
     running = asyncio.create_task(context.run_node(outputs), name="node")
     try:
@@ -323,7 +324,7 @@ class AgentContext:
             check=self._readiness.check("kafka", severity=CheckSeverity.WARNING),
             backoff=Backoff(),
             catch_up_factor=self._settings.spool.catch_up_factor,
-            now_ns=self._host.clock.time_ns,
+            clock=self._host.clock,
         )
 
     def sampler(self, procfs_check: Check) -> Sampler:

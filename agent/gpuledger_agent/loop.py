@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.clock import NS_PER_SECOND, Clock, boot_time_ns
 from gpuledger.keys import NodeId
 from gpuledger.records import Incident, Inventory, NodeSample
 from gpuledger.runtime import Check
@@ -98,11 +98,12 @@ class Outputs:
     """The topics to which the messages go."""
     check: Check | None = None
     """Check of whether all rows of the samples fit into their records."""
+    clock: Clock | None = None
+    """The clock of incidents and inventories; `None` if their times must not be corrected."""
 
     def report_tick(self, tick: NodeTick) -> None:
         """Queue a tick for publishing, and show it on `/metrics`."""
-        if self.send_queue:
-            self.send_queue.put(bundle_tick(tick, self.topics, check=self.check))
+        self._put_tick(tick)
         if self.node_state:
             self.node_state.update(tick.sample, tick.readings, processes=tick.processes)
 
@@ -111,22 +112,33 @@ class Outputs:
 
         `/metrics` is not updated, so its values become stale.
         """
-        if self.send_queue:
-            self.send_queue.put(bundle_tick(tick, self.topics, check=self.check))
+        self._put_tick(tick)
 
     def report_incident(self, incident: Incident) -> None:
         """Queue an incident for publishing, and count it on `/metrics`."""
         if self.send_queue:
-            self.send_queue.put(bundle_incident(incident, self.topics))
+            self.send_queue.put(
+                bundle_incident(incident, self.topics, boot_time_ns=self._boot_time_ns)
+            )
         if self.node_state:
             self.node_state.record_incident(incident)
 
     def report_inventory(self, inventory: Inventory) -> None:
         """Queue the node's hardware for publishing, and show it on `/metrics`."""
         if self.send_queue:
-            self.send_queue.put_inventory(bundle_inventory(inventory, self.topics))
+            self.send_queue.put_inventory(
+                bundle_inventory(inventory, self.topics, boot_time_ns=self._boot_time_ns)
+            )
         if self.node_state:
             self.node_state.set_inventory(inventory)
+
+    def _put_tick(self, tick: NodeTick) -> None:
+        if self.send_queue:
+            self.send_queue.put(bundle_tick(tick, self.topics, check=self.check))
+
+    @property
+    def _boot_time_ns(self) -> int | None:
+        return boot_time_ns(self.clock) if self.clock else None
 
 
 @dataclass(kw_only=True)

@@ -345,6 +345,7 @@ class Sampler:
             readings=read_details(sample, ticks),
             processes=found.records,
             relayouted=relayouted,
+            boot_time_ns=covered.time_ns - covered.end_ns,
         )
 
     def _follow_sharing(self, ticks: Sequence[GpuTick], processes: Iterable[GpuProcess]) -> None:

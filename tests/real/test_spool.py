@@ -143,13 +143,13 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_allowed(
 HOUR = 3600
 DAY = 24 * HOUR
 # When the played node's wall clock is set, and by how much: an hour ahead for two seconds, three
-# days back for two, and two days ahead for one, which is more than a broker accepts.
+# days back for two, and two days ahead for one, which is more than a broker accepts. In the
+# end, it is right.
 CLOCK_STEPS = [(6, HOUR), (8, -HOUR), (9, -3 * DAY), (11, 3 * DAY), (12, 2 * DAY), (13, -2 * DAY)]
-REFUSED_SECONDS = 1
 
 
 @pytest.mark.extended
-async def test_a_wall_clock_that_is_set_during_an_outage_loses_no_tick_that_a_broker_accepts(
+async def test_a_wall_clock_that_is_set_during_an_outage_loses_no_tick_and_no_time_is_wrong(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
     kafka = start_kafka()
@@ -178,10 +178,10 @@ async def test_a_wall_clock_that_is_set_during_an_outage_loses_no_tick_that_a_br
     seqs = list(dict.fromkeys(sample.seq for sample in read.samples))
     assert seqs == sorted(seqs)
     assert spooled > 8 / TICK_SECONDS
-    assert counted > 0
+    assert counted == 0
     assert 'gpuledger_agent_spool_samples_dropped_total{reason="age"} 0.0' in metrics
     ahead = {round((sample.time_ns - began_ns) / 1e9 / HOUR) for sample in read.samples}
-    assert ahead == {0, 1, -72}
-    # A tick that could not be made in time is missing; otherwise only rejected ticks are.
+    assert ahead == {0}
+    # Only a tick that could not be made in time is missing.
     missing = (seqs[-1] - seqs[0]) / 1000 - (len(seqs) - 1) * TICK_SECONDS
-    assert missing < REFUSED_SECONDS + 4 * TICK_SECONDS
+    assert missing < 4 * TICK_SECONDS

@@ -28,6 +28,8 @@ class NodeTick:
     """Records of the processes that started, changed or ended since the last tick."""
     relayouted: Sequence[str] = ()
     """UUIDs of the GPUs whose MIG instances have changed since the previous tick."""
+    boot_time_ns: int | None = None
+    """The time of the node's boot by the clock that gave the tick its times."""
 
 
 def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:

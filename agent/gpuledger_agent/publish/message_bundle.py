@@ -29,9 +29,20 @@ from gpuledger_agent.metrics import QUEUE_TICKS, TICKS_DROPPED, VALUES_CUT
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
-MessageBundle = tuple[tuple[str, Message], ...]
-"""Messages that are sent together, each with its topic. Encoded messages take a fraction of the
-memory that their records take."""
+
+class BundledMessage(NamedTuple):
+    """A message of a bundle."""
+
+    topic: str
+    message: Message
+    boot_time_ns: int | None = None
+    """The time of the node's boot by the clock that gave the message its times, in nanoseconds
+    since the epoch; `None` if it is unknown (`gpuledger_agent.publish.clock_steps`)."""
+
+
+MessageBundle = tuple[BundledMessage, ...]
+"""Messages that are sent together. Encoded messages take a fraction of the memory that their
+records take."""
 
 
 class _NodeRecord(OfNode, Protocol):
@@ -58,27 +69,34 @@ def bundle_tick(tick: NodeTick, topics: Topics, *, check: Check | None = None) -
             check.failed(f"the last sample exceeds a record's limits; rows left out: {counts}")
         else:
             check.ok("the last sample is complete")
-    return (sample, *readings, *processes)
+    return tuple(
+        BundledMessage(topic, message, tick.boot_time_ns)
+        for topic, message in (sample, *readings, *processes)
+    )
 
 
-def bundle_incident(incident: Incident, topics: Topics) -> MessageBundle:
+def bundle_incident(
+    incident: Incident, topics: Topics, *, boot_time_ns: int | None = None
+) -> MessageBundle:
     """Return a bundle with one message: the incident."""
-    return ((topics.incidents.name, _message(incident)),)
+    return (BundledMessage(topics.incidents.name, _message(incident), boot_time_ns),)
 
 
-def bundle_inventory(inventory: Inventory, topics: Topics) -> MessageBundle:
+def bundle_inventory(
+    inventory: Inventory, topics: Topics, *, boot_time_ns: int | None = None
+) -> MessageBundle:
     """Return a bundle with one message: the inventory."""
-    return ((topics.inventory.name, _message(inventory)),)
+    return (BundledMessage(topics.inventory.name, _message(inventory), boot_time_ns),)
 
 
 def time_ms(bundle: MessageBundle) -> int:
     """Return the event time of a bundle's first message, in milliseconds since the epoch."""
-    return bundle[0][1].timestamp_ms
+    return bundle[0].message.timestamp_ms
 
 
 def bundle_size_bytes(bundle: MessageBundle) -> int:
     """Return the total size of the values of a bundle's messages, in bytes."""
-    return sum(len(message.value or b"") for _, message in bundle)
+    return sum(len(bundled.message.value or b"") for bundled in bundle)
 
 
 def _message(record: _NodeRecord, total: Cut | None = None) -> Message:

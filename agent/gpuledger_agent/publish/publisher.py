@@ -5,7 +5,8 @@ topics, so nothing is lost or reordered. Two kinds of messages are left out and 
 brokers do not accept them: messages that are too large, and messages stamped by a clock that ran
 ahead. The latter are left out only if the broker rejects them and they are also in the future by
 the node's present clock. Either clock may be wrong, and earlier ticks must not be lost because a
-clock was set back.
+clock was set back. Before each attempt, `clock_steps` corrects the times of messages that were made
+in this boot.
 
 If many bundles wait, they are sent faster than they were made, but not at full speed
 (`pause_seconds`), so that many agents that reconnect at once do not flood the brokers.
@@ -13,7 +14,6 @@ If many bundles wait, they are sent faster than they were made, but not at full 
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain, pairwise
@@ -22,8 +22,8 @@ from typing import Final
 import structlog
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
-from gpuledger.bus.protocol import Bus, Message, Producer
-from gpuledger.clock import NS_PER_MS
+from gpuledger.bus.protocol import Bus, Producer
+from gpuledger.clock import NS_PER_MS, Clock, SystemClock, boot_time_ns
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
 from gpuledger.keys import NodeId, node_key
 from gpuledger.runtime import Backoff, Check
@@ -31,7 +31,8 @@ from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import wait_event
 from gpuledger.topics import agreed_partitions, partition_of_node
 from gpuledger_agent.metrics import MESSAGES_REJECTED, PUBLISH_FAILURES, RECORDS_PUBLISHED
-from gpuledger_agent.publish.message_bundle import time_ms
+from gpuledger_agent.publish.clock_steps import shift_times, step_between
+from gpuledger_agent.publish.message_bundle import BundledMessage, time_ms
 from gpuledger_agent.publish.send_queue import SendQueue
 
 _LONGEST_TICK_MS: Final = 60_000  # a longer gap lies between ticks, not within one
@@ -74,7 +75,7 @@ class SamplePublisher:
         check: Check,
         backoff: Backoff,
         catch_up_factor: float,
-        now_ns: Callable[[], int] = time.time_ns,
+        clock: Clock | None = None,
     ) -> None:
         self._node = node
         self._bus = bus
@@ -82,9 +83,9 @@ class SamplePublisher:
         self._check = check
         self._backoff = backoff
         self._catch_up_factor = catch_up_factor
-        self._now_ns = now_ns
+        self._clock = clock or SystemClock()
         self._times_ms: list[int] = []
-        self._unsent: dict[str, list[Message]] = {}
+        self._unsent: dict[str, list[BundledMessage]] = {}
         self._partitions: dict[str, int] = {}
         self._skip_pauses = asyncio.Event()
 
@@ -131,8 +132,8 @@ class SamplePublisher:
                 # These attributes outlast connections, so acknowledged records are not sent again.
                 bundles = await self._send_queue.take(max_bundles=_BATCH_TICKS)
                 self._unsent = {}
-                for topic, message in chain.from_iterable(bundles):
-                    self._unsent.setdefault(topic, []).append(message)
+                for bundled in chain.from_iterable(bundles):
+                    self._unsent.setdefault(bundled.topic, []).append(bundled)
                 self._times_ms = [time_ms(bundle) for bundle in bundles]
             while self._unsent:
                 await self._publish_unsent(producer, partition)
@@ -152,6 +153,7 @@ class SamplePublisher:
         that were acknowledged or dropped are removed from `_unsent`; the others remain. If topics
         failed and no broker rejected a record, raise the first error.
         """
+        self._correct_times()
         topics = tuple(self._unsent)
         # Publish all topics at once, samples first: if one broker leads both partitions, samples
         # and other records share one request, and requests are the main cost of sending.
@@ -172,6 +174,15 @@ class SamplePublisher:
         if errors and not refused:
             raise errors[0]
 
+    def _correct_times(self) -> None:
+        """Correct the times of the remaining messages if the clock was set since they were made."""
+        now_ns = boot_time_ns(self._clock)
+        for unsent in self._unsent.values():
+            for number, bundled in enumerate(unsent):
+                if step_ns := step_between(bundled.boot_time_ns, now_ns):
+                    message = shift_times(bundled.message, step_ns)
+                    unsent[number] = bundled._replace(message=message, boot_time_ns=now_ns)
+
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
         """Publish the remaining messages of a topic in one batch.
 
@@ -182,7 +193,8 @@ class SamplePublisher:
         if topic not in self._partitions:
             self._partitions[topic] = await self._bus.partitions(topic)
             agreed_partitions(self._partitions)
-        messages = self._unsent[topic] = _without_oversized(self._unsent[topic])
+        bundled = self._unsent[topic] = _without_oversized(self._unsent[topic])
+        messages = [one.message for one in bundled]
         await producer.publish(topic, partition, messages)
         RECORDS_PUBLISHED.labels(topic=topic).inc(len(messages))
         del self._unsent[topic]
@@ -195,7 +207,7 @@ class SamplePublisher:
         """
         unsent = self._unsent[topic]
         while unsent:
-            message = unsent[0]
+            message = unsent[0].message
             try:
                 await producer.publish(topic, partition, [message])
                 RECORDS_PUBLISHED.labels(topic=topic).inc()
@@ -204,7 +216,7 @@ class SamplePublisher:
                 _log_dropped(str(error), 1)
             except TimestampRefusedError:
                 # Read the clock at each attempt, because it may have been corrected since.
-                now_ms = self._now_ns() // NS_PER_MS
+                now_ms = self._clock.time_ns() // NS_PER_MS
                 if message.timestamp_ms <= now_ms + _AHEAD_MS:
                     raise
                 MESSAGES_REJECTED.labels(reason="future").inc()
@@ -213,12 +225,12 @@ class SamplePublisher:
         del self._unsent[topic]
 
 
-def _without_oversized(messages: Sequence[Message]) -> list[Message]:
+def _without_oversized(messages: Sequence[BundledMessage]) -> list[BundledMessage]:
     """Return the messages that are not too large for brokers; log and count the others."""
     small = [
-        message
-        for message in messages
-        if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES
+        bundled
+        for bundled in messages
+        if size_bytes(bundled.message.key, bundled.message.value) <= MAX_MESSAGE_BYTES
     ]
     if refused := len(messages) - len(small):
         MESSAGES_REJECTED.labels(reason="too_large").inc(refused)

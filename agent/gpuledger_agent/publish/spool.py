@@ -311,9 +311,13 @@ class Spool:
         if row is None or zlib.crc32(row[1]) != row[0]:
             raise FrameDamagedError(f"frame {frame.id} is missing or has another checksum")
         try:
-            return _DECODER.decode(bytes(cramjam.zstd.decompress(row[1])))
+            bundles = _DECODER.decode(bytes(cramjam.zstd.decompress(row[1])))
         except (msgspec.MsgspecError, cramjam.DecompressionError) as error:
             raise FrameDamagedError(f"frame {frame.id} is of another version: {error}") from error
+        if frame.boot_id == self._boot_id:
+            return bundles
+        # The present clock and that of an earlier boot cannot be compared.
+        return [tuple(one._replace(boot_time_ns=None) for one in bundle) for bundle in bundles]
 
     def _require_free_space(self) -> None:
         """Raise `OSError` (ENOSPC) if the file system has too little free space."""

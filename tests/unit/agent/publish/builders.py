@@ -20,7 +20,7 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import NodeId, key_in
 from gpuledger_agent.metrics import SPOOL_DROPPED
 from gpuledger_agent.publish.disk import IoThread
-from gpuledger_agent.publish.message_bundle import MessageBundle
+from gpuledger_agent.publish.message_bundle import BundledMessage, MessageBundle
 from gpuledger_agent.publish.spool import FILE_NAME, Spool, connect
 from gpuledger_agent.settings import SpoolSettings
 from tests.default_topics import PROCESSES, SAMPLES, TOPICS
@@ -40,11 +40,12 @@ def bundle_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
         value=value,
         timestamp_ms=1000 * (NOW_SECONDS + number),
     )
-    return ((SAMPLES.name, message), *(((PROCESSES.name, message),) if number % 3 == 0 else ()))
+    topics = (SAMPLES.name, *((PROCESSES.name,) if number % 3 == 0 else ()))
+    return tuple(BundledMessage(topic, message) for topic in topics)
 
 
 def number_of(bundle: MessageBundle) -> int:
-    return int((bundle[0][1].value or b"").split()[0])
+    return int((bundle[0].message.value or b"").split()[0])
 
 
 EARLIER_BOOT = "0c1de0c8-9d0f-4f7a-8ad8-0f0c55f5a6b1"

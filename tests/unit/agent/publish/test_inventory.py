@@ -27,8 +27,7 @@ step = st.tuples(
 
 
 def inventory_of(number: int) -> MessageBundle:
-    ((_, message), *_) = bundle_of(number)
-    return ((INVENTORY.name, message),)
+    return (bundle_of(number)[0]._replace(topic=INVENTORY.name),)
 
 
 class NodeWithInventory(Node):

@@ -163,6 +163,6 @@ def test_records_are_published_in_order_of_time_and_only_a_crash_loses_the_lates
     assert set(bus.published) <= {
         (topic, message.value)
         for number in range(node.made)
-        for topic, message in bundle_of(number)
+        for topic, message, _ in bundle_of(number)
     }
     assert node.spool.is_empty

@@ -42,6 +42,7 @@ from gpuledger_agent.metrics import (
     count_published_from_zero,
 )
 from gpuledger_agent.publish.message_bundle import (
+    BundledMessage,
     BundleQueue,
     MessageBundle,
     QueuedBundle,
@@ -51,6 +52,7 @@ from gpuledger_agent.publish.message_bundle import (
 )
 from gpuledger_agent.publish.publisher import SamplePublisher, shut_down
 from gpuledger_agent.publish.send_queue import SendQueue
+from gpuledger_simulator.clock import ManualClock
 from tests.default_topics import BY_NAME, INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
@@ -107,7 +109,8 @@ def bundle(number: int, processes: int = 0) -> MessageBundle:
     message = Message(
         key=key_in("default", NODE).encode(), value=b"%d" % number, timestamp_ms=number
     )
-    return ((SAMPLES.name, message), *(((PROCESSES.name, message),) * processes))
+    process = BundledMessage(PROCESSES.name, message)
+    return (BundledMessage(SAMPLES.name, message), *((process,) * processes))
 
 
 def send_queue_in_memory(max_ticks: int = 9) -> SendQueue:
@@ -126,7 +129,7 @@ def publisher_of(
         check=check or Check(),
         backoff=Backoff(first_seconds=0.0001, max_seconds=0.0001),
         catch_up_factor=50,
-        now_ns=lambda: now_ms * 1_000_000,
+        clock=ManualClock(start_ns=now_ms * 1_000_000),
     )
 
 
@@ -156,13 +159,13 @@ cluster="default",
     bundle = bundle_tick(
         NodeTick(sample=sample, readings=readings, processes=[record]), topics=TOPICS
     )
-    assert [(topic, one.key, one.timestamp_ms) for topic, one in bundle] == [
+    assert [(topic, one.key, one.timestamp_ms) for topic, one, _ in bundle] == [
         (SAMPLES.name, b"default/node-1", 2000),
         (READINGS.name, b"default/node-1", 2000),
         (PROCESSES.name, b"default/node-1", 3000),
     ]
     reported = (sample, readings, record)
-    for (topic, message), one in zip(bundle, reported, strict=True):
+    for (topic, message, _), one in zip(bundle, reported, strict=True):
         assert decoder_of(topic, BY_NAME[topic].record).decode(message.value) == one
 
 
@@ -172,7 +175,7 @@ def test_empty_readings_are_not_published() -> None:
     }  # fmt: skip
     sample = NodeSample(**identity, containers=[], processes=[], allocations=[])
     tick = NodeTick(sample=sample, readings=NodeReadings(**identity), processes=[])
-    assert [topic for topic, _ in bundle_tick(tick, topics=TOPICS)] == [SAMPLES.name]
+    assert [topic for topic, *_ in bundle_tick(tick, topics=TOPICS)] == [SAMPLES.name]
 
 
 def test_incidents_and_inventories_are_published_under_their_node_and_own_time() -> None:
@@ -182,10 +185,10 @@ cluster="default",
         severity=Severity.WARNING, message="m", processes=[],
     )  # fmt: skip
     inventory = Inventory(cluster="default", node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
-    ((topic, message),) = bundle_incident(incident, topics=TOPICS)
+    ((topic, message, _),) = bundle_incident(incident, topics=TOPICS)
     assert (topic, message.key, message.timestamp_ms) == (INCIDENTS.name, b"default/node-1", 4000)
     assert decoder_of(INCIDENTS.name, Incident).decode(message.value) == incident
-    ((topic, message),) = bundle_inventory(inventory, topics=TOPICS)
+    ((topic, message, _),) = bundle_inventory(inventory, topics=TOPICS)
     assert (topic, message.key, message.timestamp_ms) == (INVENTORY.name, b"default/node-1", 5000)
     assert decoder_of(INVENTORY.name, Inventory).decode(message.value) == inventory
 
@@ -198,7 +201,7 @@ def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
     assert len(queue) == 3
     assert value_of(QUEUE_TICKS) - waiting == 3
     taken = queue.take(max_bundles=9)
-    assert [one.bundle[0][1].value for one in taken] == [b"2", b"3", b"4"]
+    assert [one.bundle[0].message.value for one in taken] == [b"2", b"3", b"4"]
     assert value_of(TICKS_DROPPED) - dropped == 2
     assert value_of(QUEUE_TICKS) == waiting
 
@@ -281,7 +284,8 @@ async def test_a_tick_and_its_processes_are_sent_once_even_if_its_readings_fail(
     bus.publish = publish  # type: ignore[method-assign]  # without a topic at first
     message = Message(key=key_in("default", NODE).encode(), value=b"0", timestamp_ms=0)
     published = counted("records_published", topic=READINGS.name)
-    send_queue.put(tuple((topic.name, message) for topic in (SAMPLES, READINGS, PROCESSES)))
+    topics = (SAMPLES.name, READINGS.name, PROCESSES.name)
+    send_queue.put(tuple(BundledMessage(topic, message) for topic in topics))
     await publish_all(bus, send_queue, check)
     assert [topic for topic, _, _ in bus.published] == [SAMPLES.name, PROCESSES.name, READINGS.name]
     assert counted("records_published", topic=READINGS.name) == published + 1
@@ -308,7 +312,7 @@ async def test_a_record_that_no_broker_accepts_does_not_block_the_next_ones() ->
     refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = FakeBus(), send_queue_in_memory()
     huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
-    send_queue.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
+    send_queue.put((BundledMessage(SAMPLES.name, huge), BundledMessage(PROCESSES.name, huge)))
     send_queue.put(bundle(1))
     await publish_all(bus, send_queue)
     assert bus.values(SAMPLES.name) == [b"1"]
@@ -350,12 +354,8 @@ class DatedBus(FakeBus):
 
 
 def stamped(value: bytes, time_ms: int) -> MessageBundle:
-    return (
-        (
-            SAMPLES.name,
-            Message(key=key_in("default", NODE).encode(), value=value, timestamp_ms=time_ms),
-        ),
-    )
+    message = Message(key=key_in("default", NODE).encode(), value=value, timestamp_ms=time_ms)
+    return (BundledMessage(SAMPLES.name, message),)
 
 
 @pytest.mark.parametrize(
@@ -408,8 +408,9 @@ async def test_a_rejection_on_one_topic_is_not_a_failure_of_the_others() -> None
     before = value_of(PUBLISH_FAILURES)
     bus, send_queue = OneClientBus(), send_queue_in_memory()
     for number, time_ms in ((1, NOW_MS), (2, NOW_MS + 7 * DAY_MS), (3, NOW_MS)):
-        ((_, message),) = stamped(b"%d" % number, time_ms)
-        send_queue.put(((SAMPLES.name, message), (PROCESSES.name, message._replace(value=b"p"))))
+        (sample,) = stamped(b"%d" % number, time_ms)
+        process = sample.message._replace(value=b"p")
+        send_queue.put((sample, BundledMessage(PROCESSES.name, process)))
     publisher = publisher_of(bus, send_queue, now_ms=NOW_MS)
     publishing = asyncio.create_task(publisher.run())
     await shut_down(publisher, send_queue, publishing, seconds=5)
@@ -456,7 +457,7 @@ async def test_a_record_ahead_of_only_the_brokers_clock_waits_until_the_clocks_a
 async def test_a_topic_that_this_version_does_not_know_is_published_too() -> None:
     bus, send_queue = FakeBus(), send_queue_in_memory()
     message = Message(key=b"k", value=b"of a newer agent's spool", timestamp_ms=0)
-    send_queue.put((("gpuledger.tomorrow.v1", message),))
+    send_queue.put((BundledMessage("gpuledger.tomorrow.v1", message),))
     await publish_all(bus, send_queue)
     assert bus.values("gpuledger.tomorrow.v1") == [message.value]
 
@@ -472,7 +473,7 @@ def test_a_value_longer_than_a_record_allows_is_cut_and_counted() -> None:
     sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=[])
     readings = NodeReadings(**identity, gpus=[])
 
-    ((_, message),) = bundle_tick(
+    ((_, message, _),) = bundle_tick(
         NodeTick(sample=sample, readings=readings, processes=[]), topics=TOPICS
     )
 
@@ -505,7 +506,7 @@ def test_rows_beyond_the_size_of_a_message_are_left_out_counted_and_named_by_the
         ]
         sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=rows)
         tick = NodeTick(sample=sample, readings=readings, processes=[])
-        ((_, message),) = bundle_tick(tick, topics=TOPICS, check=check)
+        ((_, message, _),) = bundle_tick(tick, topics=TOPICS, check=check)
         assert size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES
         found: NodeSample = decoder_of(SAMPLES.name, NodeSample).decode(message.value)
         return found

@@ -12,6 +12,7 @@ from gpuledger_agent.metrics import (
     SPOOL_WRITTEN,
     TICKS_DROPPED,
 )
+from gpuledger_agent.publish.message_bundle import BundledMessage
 from tests.default_topics import INCIDENTS, SAMPLES
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
@@ -91,7 +92,7 @@ def test_the_files_exceed_the_limit_by_a_few_megabytes_and_shrink_once_all_is_se
     spool = spool_in(tmp_path, max_bytes=max_bytes)
     for number in range(400):
         noise = Message(key=b"", value=os.urandom(50_000), timestamp_ms=number)
-        spool.append([((SAMPLES.name, noise),)])
+        spool.append([(BundledMessage(SAMPLES.name, noise),)])
     assert spool.size_bytes > 0.99 * max_bytes
     assert folder_bytes(tmp_path) < max_bytes + 6 * 2**20
     while found := spool.read(max_bundles=60):
@@ -121,7 +122,7 @@ def test_metrics_that_count_incidents_and_inventories_too_mention_it_in_their_he
 ) -> None:
     incident = Message(key=b"default/node-1", value=b"xid", timestamp_ms=1000 * NOW_SECONDS)
     spool, before = spool_in(tmp_path), written()
-    spool.append([bundle_of(1), ((INCIDENTS.name, incident),), bundle_of(2)])
+    spool.append([bundle_of(1), (BundledMessage(INCIDENTS.name, incident),), bundle_of(2)])
     assert written() - before == 3
     for metric in (SPOOL_WRITTEN, SPOOL_TICKS, SPOOL_DROPPED, QUEUE_TICKS, TICKS_DROPPED):
         (family,) = metric.collect()
