@@ -180,7 +180,7 @@ SWITCHES: Final = (
         "(../guides/labels-and-teams.md#show-pod-labels-on-the-agents-metrics)",
     ),
     *map(Flag, ("container-labels", "enable-dcgm-log", "dump-enabled", "dump-compression")),
-    Flag("enable-pprof"),
+    *map(Flag, ("enable-pprof", "enable-exporter-metrics", "health-require-gpus")),
 )
 # If two flags set one setting, the flag that is later in this list takes precedence.
 FLAGS: Final = (
@@ -258,6 +258,7 @@ FLAGS: Final = (
     Flag("container-runtime-socket", ignore, "DCGM_CONTAINER_RUNTIME_SOCKET"),
     *map(Flag, ("web-read-timeout", "web-write-timeout", "dcgm-log-level", "config-file")),
     *map(Flag, ("dump-directory", "dump-retention", "gpu-bind-unbind-poll-interval")),
+    *map(Flag, ("max-concurrent-scrapes", "watch-max-keep-age", "watch-max-keep-samples")),
     Flag(
         "configmap-data m",
         meaning="no effect: mount the ConfigMap and pass the file with `-f`",

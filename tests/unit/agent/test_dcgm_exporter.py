@@ -12,6 +12,7 @@ from gpuledger.settings import load_settings
 from gpuledger_agent.dcgm_exporter import FLAGS, read_swap
 from gpuledger_agent.settings import AgentSettings
 from tests.errors import has_words
+from tests.unit.deployment.components import ROOT
 
 # The arguments and environment of dcgm-exporter's chart with its default values.
 CHART_ARGS = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv"]
@@ -20,6 +21,22 @@ CHART_ENV = {
     "DCGM_EXPORTER_LISTEN": ":9400",
     "NODE_NAME": "node-1",
 }
+
+
+# All flags of dcgm-exporter 4.8.4 with their short names.
+ALL_FLAGS = """
+a address c clock-events-count-window-size collect-interval collectors config-file configmap-data
+container-labels container-runtime-socket cpu-devices d dcgm-log-level debug devices
+disable-startup-validate dump-compression dump-directory dump-enabled dump-retention
+enable-dcgm-log enable-exporter-metrics enable-gpu-bind-unbind-watch enable-pprof f fake-gpus
+gpu-bind-unbind-poll-interval health-require-gpus hpc-job-mapping-dir k kubernetes
+kubernetes-enable-dra kubernetes-enable-pod-labels kubernetes-enable-pod-uid kubernetes-gpu-id-type
+kubernetes-pod-label-allowlist-regex kubernetes-virtual-gpus log-format m max-concurrent-scrapes n
+no-hostname nvidia-resource-names o p pod-resources-kubelet-socket r rbmn remote-hostengine-info
+replace-blanks-in-model-name s switch-devices use-old-namespace watch-max-keep-age
+watch-max-keep-samples web-config-file web-read-timeout web-systemd-socket web-write-timeout x
+xid-count-window-size
+"""
 
 
 def load(argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> AgentSettings:
@@ -234,6 +251,13 @@ def test_a_switch_does_not_take_the_next_word_as_its_value() -> None:
     assert loaded.exposition.host_label == "none"
 
 
+def test_the_agents_image_requests_all_gpus_as_dcgm_exporters_image_does() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    stage = text.partition("FROM runtime AS agent\n")[2].partition("\nFROM ")[0]
+    assert "ENV NVIDIA_VISIBLE_DEVICES=all" in stage.splitlines()
+    assert "ENV NVIDIA_DRIVER_CAPABILITIES=utility" in stage.splitlines()
+
+
 def test_an_unknown_flag_is_rejected() -> None:
     with pytest.raises(SettingsError, check=has_words("--nonsense")):
         load([*CHART_ARGS, "--nonsense"], CHART_ENV)
@@ -241,7 +265,7 @@ def test_an_unknown_flag_is_rejected() -> None:
 
 def test_every_flag_can_be_given_by_each_of_its_names() -> None:
     names = [name for flag in FLAGS for name in flag.names.split()]
-    assert len(names) == len(set(names))
+    assert sorted(names) == ALL_FLAGS.split()
     variables = [flag.variable for flag in FLAGS]
     assert len(variables) == len(set(variables))
 
