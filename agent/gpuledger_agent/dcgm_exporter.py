@@ -30,6 +30,7 @@ _FALSE: Final = ("0", "f", "F", "FALSE", "false", "False")
 # Values that request nothing.
 _IDLE: Final = (*_FALSE, "none", "NONE")
 _LISTS: Final = Path("/etc/dcgm-exporter")
+_DEFAULT_LIST: Final = "default-counters.csv"
 # Settings of intervals in seconds, with their defaults and minimums.
 _INTERVALS: Final = (
     ("sampling_interval_seconds", 1.0, 0.25),
@@ -95,9 +96,12 @@ def read_counters_file(value: str) -> Meaning:
     dcgm-exporter 1.x, which the agent does not have.
     """
     file = Path(value)
-    if file.parent != _LISTS or file.exists():
-        return {"exposition.counters_file": value}
-    return None if file.name == "1.x-compatibility-metrics.csv" else {}
+    if file.parent == _LISTS and not file.exists():
+        if file.name in {_DEFAULT_LIST, "dcp-metrics-included.csv"}:
+            return {}
+        if file.name == "1.x-compatibility-metrics.csv":
+            return None
+    return {"exposition.counters_file": value}
 
 
 def read_resource_names(value: str) -> Meaning:
@@ -188,9 +192,9 @@ FLAGS: Final = (
     Flag(
         "collectors f",
         read_counters_file,
-        meaning="`exposition.counters_file`; the lists in dcgm-exporter's own image"
-        " (`default-counters.csv`, `dcp-metrics-included.csv` in `/etc/dcgm-exporter`) are built"
-        " in",
+        meaning="`exposition.counters_file`, by default `/etc/dcgm-exporter/default-counters.csv`;"
+        " this list and `dcp-metrics-included.csv` in the same directory are built in and used if"
+        " the file does not exist",
     ),
     Flag("address a", sets("http.listen"), "DCGM_EXPORTER_LISTEN", "`http.listen`"),
     Flag(
@@ -301,9 +305,10 @@ class Swap:
         return {**implied, **self.layer}
 
 
-def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
+def read_swap(argv: Sequence[str], environ: Mapping[str, str], *, lists: Path = _LISTS) -> Swap:
     """Return the settings in dcgm-exporter's flags and variables; flags take precedence.
 
+    `lists` is the directory with dcgm-exporter's default list of metrics, which may be mounted.
     Raise `SettingsError` if a flag has no value or a switch is neither true nor false.
     """
     unknown = {name for name in environ if name.startswith(_PREFIX)} - {f.variable for f in FLAGS}
@@ -315,6 +320,9 @@ def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
     for flag, value, origin in take_flags(argv, swap):
         given[flag] = (value, origin)
         swap.is_requested = True
+    if swap.is_requested:
+        default = lists / _DEFAULT_LIST
+        given.setdefault(_BY_NAME["collectors"], (str(default), f"default {default}"))
     for flag in filter(given.__contains__, FLAGS):
         value, origin = given[flag]
         if flag in SWITCHES and value not in (*_TRUE, *_FALSE):

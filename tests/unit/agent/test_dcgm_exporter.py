@@ -196,6 +196,25 @@ def test_the_lists_of_dcgm_exporters_own_image_are_built_in(path: str) -> None:
     assert loaded.exposition.counters_file is None
 
 
+def test_a_list_mounted_at_the_default_path_is_read_without_a_flag(tmp_path: Path) -> None:
+    counters = tmp_path / "default-counters.csv"
+    counters.touch()
+
+    def listed(*argv: str) -> object:
+        swap = read_swap(argv, {"DCGM_EXPORTER_KUBERNETES": "true"}, lists=tmp_path)
+        found = swap.layer.get(("exposition", "counters_file"))
+        return found.value if found else None
+
+    assert listed() == str(counters)
+    assert listed("-f", "/list.csv") == "/list.csv"
+    assert read_swap([], {}, lists=tmp_path).layer == {}
+
+
+def test_any_other_missing_list_is_not_replaced_by_a_built_in_one() -> None:
+    missing = "/etc/dcgm-exporter/dcgm-metrics.csv"
+    assert load(["-f", missing]).exposition.counters_file == Path(missing)
+
+
 def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
     argv = ["-r", "host:5555", "-d", "i:0,2", "-s", "g"]
     argv += ["-f", "/etc/dcgm-exporter/1.x-compatibility-metrics.csv", "-n", "1"]
