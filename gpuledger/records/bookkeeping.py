@@ -44,6 +44,12 @@ class BootProgress(BaseRecord, frozen=True, kw_only=True):
     is_single: bool | None = None
     """True if only one sample of this boot was attributed, while samples of another boot continued.
     A boot with a single sample does not become the node's current boot."""
+    time_ns: Natural | None = None
+    """End of the interval that the boot's last attributed sample covers, nanoseconds since the
+    epoch."""
+    covered_from_time_ns: Natural | None = None
+    """Begin of the time that this boot covers, as in `NodeProgress`; absent if no sample of the
+    boot was attributed since the current boot began."""
 
 
 class NodeProgress(BaseRecord, frozen=True, kw_only=True):
@@ -73,6 +79,9 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     single_time_ns: Natural | None = None
     """If the last attributed sample is the only one of its boot: the end of the interval that it
     covers, nanoseconds since the epoch."""
+    covered_from_time_ns: Natural | None = None
+    """Begin of the time that the current boot covers up to `time_ns`, nanoseconds since the epoch.
+    Samples of other boots within this time are not attributed, because two agents write them."""
     boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
     """Earlier boots: first the newest ones, then the boots that were attributed longest; absent if
     none is known."""

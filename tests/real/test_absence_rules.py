@@ -93,7 +93,19 @@ def test_a_store_whose_watermark_is_stuck_raises_an_alert(promtool: Path, tmp_pa
     assert firing == 1
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="no rule reads the counter of overlapping ticks")
 def test_seconds_that_two_agents_published_raise_an_alert(promtool: Path, tmp_path: Path) -> None:
     series = {'gpuledger_join_samples_overlapping_total{instance="j"}': "0+60x240"}
     assert alerts_firing(series, at="4h", promtool=promtool, folder=tmp_path) > 0
+
+
+@pytest.mark.parametrize(("name", "firing"), [("new", 2), ("old", 0)])
+def test_a_gpu_under_two_node_names_raises_an_alert_for_each(
+    name: str, firing: int, promtool: Path, tmp_path: Path
+) -> None:
+    series = {
+        f'gpuledger_gpu_info{{cluster="prod",node="{node}",gpu_uuid="GPU-a"}}': "1x240"
+        for node in ("old", name)
+    }
+    alert = "GpuledgerGpuOnTwoNodes"
+    found = alerts_firing(series, at="1h", promtool=promtool, folder=tmp_path, alert=alert)
+    assert found == firing

@@ -89,8 +89,12 @@ INCIDENTS_TOTAL: Final = Counter(
 count_from_zero(INCIDENTS_TOTAL, kind=(*INCIDENT_KINDS, OTHER_KIND))
 OVERLAPPING_TOTAL: Final = Counter(
     "gpuledger_join_samples_overlapping",
-    "Total number of samples that overlap the previous sample of the same boot, whose time is"
-    " counted twice: two agents publish as one node.",
+    "Total number of samples not attributed because samples before them cover their time: two"
+    " agents publish as one node.",
+)
+OVERLAPPING_SECONDS_TOTAL: Final = Counter(
+    "gpuledger_join_samples_overlapping_seconds",
+    "Total time of the samples in `gpuledger_join_samples_overlapping_total`, in seconds.",
 )
 WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_join_watermark_timestamp_seconds",

@@ -244,12 +244,32 @@ class JoinObserver:
             metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)
             yield waiting.node
 
-    def observe_overlap(self, node: str, overlap_ns: int) -> None:
-        """Record that a tick overlaps the previous one; log at most one line a minute per node."""
+    def observe_overlap(
+        self,
+        record: Record,
+        sample: NodeSample,
+        watermark: NodeWatermark | None,
+        overlap_ns: int,
+        *,
+        now_ns: int,
+    ) -> None:
+        """Record that a tick was skipped because its time is booked already.
+
+        At most one line a minute is logged per node.
+        """
+        node = node_key(sample)
         metrics.OVERLAPPING_TOTAL.inc()
+        metrics.OVERLAPPING_SECONDS_TOTAL.inc(sample.interval_ns / NS_PER_SECOND)
+        # Two writers are booked in turn, so the node is unbooked only if the time was forged.
+        self.observe_rejected(record, sample, now_ns=now_ns)
         if count := self._overlaps.count(node):
-            seconds = round(overlap_ns / NS_PER_SECOND, 3)
-            _log.warning("samples_overlapped", **_names(node), overlap_seconds=seconds, count=count)
+            _log.warning(
+                "samples_overlapped",
+                **_names(node),
+                boot_ids=[sample.boot_id, *([watermark.boot_id] if watermark else ())],
+                overlap_seconds=round(overlap_ns / NS_PER_SECOND, 3),
+                count=count,
+            )
 
     def observe_event(
         self,
@@ -345,7 +365,7 @@ class JoinObserver:
             )
 
     def observe_rejected(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
-        """Record that a tick was rejected because its `seq` exceeds the limit."""
+        """Record that a tick was not booked, but not because it is a duplicate."""
         written_ns = record.timestamp_ms * NS_PER_MS
         self._unbooked.observe_rejected(
             node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns

@@ -48,6 +48,7 @@ from gpuledger_enricher.join.pods.describe import (
     identity_of,
 )
 from gpuledger_enricher.join.pods.pods import ClusterObjects, ClusterPods
+from gpuledger_enricher.join.progress.overlaps import overlap_ns
 from gpuledger_enricher.join.progress.passage import (
     MAX_AHEAD_NS,
     Reached,
@@ -55,7 +56,6 @@ from gpuledger_enricher.join.progress.passage import (
     gap_before_ns,
     is_duplicate,
     is_late,
-    overlap_before_ns,
     seq_ahead_seconds,
 )
 from gpuledger_enricher.join.progress.watermarks import NodeWatermarks
@@ -337,6 +337,9 @@ class JoinStage:
             if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
                 self._observer.observe_rejected(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
+        if (booked_ns := overlap_ns(sample, watermark)) is not None:
+            self._observer.observe_overlap(record, sample, watermark, booked_ns, now_ns=now_ns)
+            return ()
         descriptions = self._descriptions.describe(sample)
         reached_ns = watermarks.reached_ns(now_ns)
         event = make_event(
@@ -352,8 +355,6 @@ class JoinStage:
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._observer.observe_clock_step(node, step_seconds)
-            if (overlap_ns := overlap_before_ns(sample, watermark)) is not None:
-                self._observer.observe_overlap(node, overlap_ns)
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )

@@ -39,7 +39,8 @@ clocks, which are read one after the other."""
 UNRESPONSIVE_NS: Final = 120 * NS_PER_SECOND
 """A node counts as unresponsive if it is further than this behind the time that its partition has
 reached. The join does not wait for unresponsive nodes."""
-_STEP_NS: Final = NS_PER_SECOND
+STEP_NS: Final = NS_PER_SECOND
+"""Minimum time by which a clock must be set to count as stepped."""
 # Two clocks of one machine drift apart by less than one part in this number.
 _DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * NS_PER_SECOND)
@@ -75,6 +76,11 @@ class BootWatermark(NamedTuple):
     is_single: bool = False
     """Whether only one tick of the boot is booked, and this tick came while another boot was
     running."""
+    time_ns: int | None = None
+    """End of the boot's last booked tick, in nanoseconds since the epoch."""
+    covered_from_ns: int | None = None
+    """Begin of the time that the boot covers together with the newest boot, see `overlaps`; `None`
+    if the boot was not booked since the newest boot began."""
 
     def booked_for_ns(self, now_ns: int) -> int:
         """Return for how long the boot has been booked.
@@ -109,10 +115,19 @@ class NodeWatermark(msgspec.Struct, gc=False):
     """The few other boots that are kept, the newest first."""
     single_time_ns: int | None = None
     """Time of a later tick that is the only tick of another boot; `None` if there is none."""
+    covered_from_ns: int | None = None
+    """Begin of the time that the newest boot covers, see `overlaps`."""
 
     def newest(self) -> BootWatermark:
-        """Return the progress of the node's newest boot."""
-        return BootWatermark(self.boot_id, self.seq, self.begun_ns, self.first_ns, self.last_ns)
+        """Return the progress of the node's newest boot, as that of an earlier boot."""
+        return BootWatermark(
+            self.boot_id,
+            self.seq,
+            self.begun_ns,
+            self.first_ns,
+            self.last_ns,
+            time_ns=self.time_ns,
+        )
 
     def last_time_ns(self) -> int:
         """Return the time of the tick booked last, even if its boot has no other tick.
@@ -143,6 +158,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
             begun_time_ns=self.begun_ns,
             first_booked_time_ns=self.first_ns,
             single_time_ns=self.single_time_ns,
+            covered_from_time_ns=self.covered_from_ns,
             boots_before=[
                 BootProgress(
                     boot_id=boot.boot_id,
@@ -151,6 +167,8 @@ class NodeWatermark(msgspec.Struct, gc=False):
                     first_booked_time_ns=boot.first_ns,
                     last_booked_time_ns=boot.last_ns,
                     is_single=boot.is_single or None,
+                    time_ns=boot.time_ns,
+                    covered_from_time_ns=boot.covered_from_ns,
                 )
                 for boot in self.before
             ]
@@ -198,19 +216,6 @@ def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | 
     return gap_ns if gap_ns > MIN_GAP_NS else None
 
 
-def overlap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
-    """Return the time by which a tick overlaps the last booked tick of its boot, in nanoseconds.
-
-    One agent never writes overlapping ticks. If ticks overlap, two agents write as one node, and
-    the time is booked twice. Return `None` if there is no overlap.
-    """
-    seq = watermark.seq_of(sample.boot_id) if watermark else None
-    if seq is None:
-        return None
-    overlap_ns = sample.interval_ns - (sample.seq - seq) * NS_PER_MS
-    return overlap_ns if overlap_ns > MIN_GAP_NS else None
-
-
 def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:
     """Return by how many seconds the node's clock was set since the previous booked tick.
 
@@ -225,11 +230,11 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
         passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
         step_ns = time_ns - passed_ns
         # Over days without ticks, the two clocks drift apart even if they are not set.
-        min_ns = _STEP_NS + passed_ns // _DRIFT
+        min_ns = STEP_NS + passed_ns // _DRIFT
     elif watermark.seq_of(sample.boot_id) is None:
         time_ns = sample.time_ns - watermark.last_time_ns()
         step_ns = min(0, time_ns - sample.seq * NS_PER_MS)
-        min_ns = _STEP_NS
+        min_ns = STEP_NS
     else:
         # A late tick of an earlier boot: no clock measures how long the node was down.
         return None

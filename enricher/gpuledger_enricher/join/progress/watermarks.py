@@ -14,6 +14,7 @@ from gpuledger.completeness import MAX_AHEAD_NS, MAX_CLUSTERS
 from gpuledger.keys import node_key, split_key
 from gpuledger.records import NodeProgress, NodeSample
 from gpuledger.records.base import DEFAULT_CLUSTER
+from gpuledger_enricher.join.progress.overlaps import is_clock_set
 from gpuledger_enricher.join.progress.passage import (
     UNRESPONSIVE_NS,
     BootWatermark,
@@ -70,6 +71,7 @@ class NodeWatermarks:
         watermark = NodeWatermark(
             sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns, now_ns, now_ns
         )
+        watermark.covered_from_ns = max(0, sample.time_ns - sample.interval_ns)
         if known := self._watermarks.get(node):
             watermark = _after(known, watermark)
         elif len(self._watermarks) >= MAX_NODES:
@@ -174,6 +176,8 @@ class NodeWatermarks:
                 boot.first_booked_time_ns or last_seen_ns,
                 boot.last_booked_time_ns or last_seen_ns,
                 bool(boot.is_single),
+                boot.time_ns,
+                boot.covered_from_time_ns,
             )
             for boot in written.boots_before or ()
         )
@@ -187,6 +191,7 @@ class NodeWatermarks:
             written.first_booked_time_ns or last_seen_ns,
             last_seen_ns,
             single_time_ns=written.single_time_ns,
+            covered_from_ns=written.covered_from_time_ns,
         )
         key = node_key(written)
         known = self._watermarks.get(key)
@@ -229,21 +234,29 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     """
     if tick.boot_id == known.boot_id:
         tick.before = known.before
+        # Absent in progress of older versions.
+        if known.covered_from_ns is not None and not is_clock_set(
+            tick, seq=known.seq, time_ns=known.time_ns
+        ):
+            tick.covered_from_ns = known.covered_from_ns
         if known.begun_ns > tick.begun_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             tick.begun_ns = known.begun_ns
         tick.first_ns = known.first_ns
         return tick
     other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
-    goes_on = other is not None and other.is_single
+    # If the newest boot was booked in between, two machines write as one node.
+    goes_on = other is not None and other.is_single and known.single_time_ns is not None
     if goes_on or tick.last_seen_ns - known.last_ns >= UNRESPONSIVE_NS:
         if other is not None:
             tick.begun_ns = max(tick.begun_ns, other.begun_ns)
             tick.first_ns = min(tick.first_ns, other.first_ns)
+            tick.covered_from_ns = _covered_from_ns(other, tick)
         # Boots with a single tick came after the node's boot, and stay in front. So if boots were
         # booked for equally long, the oldest one is kept.
         went_on = [not boot.is_single for boot in known.before]
         place = went_on.index(True) if any(went_on) else len(went_on)
-        boots = (*known.before[:place], known.newest(), *known.before[place:])
+        before = [boot._replace(covered_from_ns=None) for boot in known.before]
+        boots = (*before[:place], known.newest(), *before[place:])
         tick.before = _kept(tick, boots, now_ns=tick.last_seen_ns)
         return tick
     moved = tick.newest()
@@ -252,10 +265,19 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         boots = (moved._replace(is_single=True), *known.before)
         known.single_time_ns = tick.time_ns
     else:
-        boots = (*known.before, moved)
+        boots = (*known.before, moved._replace(covered_from_ns=_covered_from_ns(other, tick)))
     known.before = _kept(known, boots, now_ns=tick.last_seen_ns)
     known.last_seen_ns = tick.last_seen_ns
     return known
+
+
+def _covered_from_ns(boot: BootWatermark, tick: NodeWatermark) -> int | None:
+    """Return the begin of the time that an earlier boot covers, including its last tick."""
+    if boot.covered_from_ns is None or boot.time_ns is None:
+        return tick.covered_from_ns
+    if is_clock_set(tick, seq=boot.seq, time_ns=boot.time_ns):
+        return tick.covered_from_ns
+    return boot.covered_from_ns
 
 
 def _all_unresponsive(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> Reached:
@@ -280,6 +302,7 @@ def _kept(
     boots: dict[str, BootWatermark] = {}
     for boot in chain(*known_boots):
         other = boots.get(boot.boot_id, boot)
+        last = boot if boot.seq > other.seq else other
         boots[boot.boot_id] = BootWatermark(
             boot.boot_id,
             max(boot.seq, other.seq),
@@ -287,6 +310,8 @@ def _kept(
             min(boot.first_ns, other.first_ns),
             max(boot.last_ns, other.last_ns),
             boot.is_single and other.is_single,
+            last.time_ns,
+            last.covered_from_ns,
         )
     boots.pop(newest.boot_id, None)
     eldest_ns = now_ns - FORGOTTEN_AFTER_NS

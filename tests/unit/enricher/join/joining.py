@@ -10,6 +10,7 @@ from gpuledger.bus.protocol import (
     Subscription,
     TopicPartition,
 )
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import Decoder, encode
 from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
@@ -78,7 +79,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def tick(seq: int) -> object:
     """Return a tick in which the first pod was busy."""
-    return sample(seq=seq, processes=[process(container=0, sm_utilization_ratio=0.5)])
+    used = process(container=0, sm_utilization_ratio=0.5)
+    return sample(seq=seq, interval_ns=NS_PER_MS, processes=[used])
 
 
 async def committed(bus: MemoryBus, offset: int) -> None:

@@ -258,7 +258,7 @@ def test_ticks_are_booked_the_same_whatever_pods_are_cached(
             process(container=partition, pid=partition + 1) for partition in range(len(named))
         ]
         tick = record(
-            sample(seq=number, containers=named, processes=processes, allocations=allocated),
+            sample(seq=1000 * number, containers=named, processes=processes, allocations=allocated),
             offset=number,
         )
         (first,) = with_none.stage.take_samples([tick])

@@ -59,18 +59,19 @@ def test_not_every_tick_is_checked() -> None:
     ("case", "interval_seconds", "overlaps"),
     [("they meet", 1, 0), ("a gap is between them", 0.5, 0), ("two agents claim one node", 5, 1)],
 )
-def test_overlapping_time_of_two_ticks_of_a_boot_is_counted(
+def test_a_tick_that_overlaps_another_one_is_counted_and_not_booked(
     case: str, interval_seconds: float, overlaps: int
 ) -> None:
     given = Given()
     before = value_of("gpuledger_join_samples_overlapping_total")
     given.take(seq=1_000_000)
     with capture_logs() as logged:
-        given.take(
+        booked = given.offer(
             seq=1_001_000,
             time_ns=T_NS + SECOND_NS,
             interval_ns=round(interval_seconds * SECOND_NS),
         )
+    assert len(booked) == 1 - overlaps
     assert value_of("gpuledger_join_samples_overlapping_total") - before == overlaps, case
     message = [line for line in logged if line["event"] == "samples_overlapped"]
     assert [line["overlap_seconds"] for line in message] == [interval_seconds - 1] * overlaps

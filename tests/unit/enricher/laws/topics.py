@@ -69,8 +69,14 @@ def container_of(node: str, number: int) -> str:
 
 
 @st.composite
-def ticks(draw: st.DrawFn, node: str, boot: str, *, seq: int, time_ns: int) -> NodeSample:
-    """Draw one tick: the processes on the GPUs, and the readings of both."""
+def ticks(
+    draw: st.DrawFn, node: str, boot: str, *, seq: int, time_ns: int, passed_ns: int
+) -> NodeSample:
+    """Draw one tick: the processes on the GPUs, and the readings of both.
+
+    It covers at most the time that has passed since the previous tick.
+    """
+    interval_ns = draw(st.sampled_from([SECOND_NS, 999_000_001, 250_000_000]))
     numbers = draw(st.lists(st.integers(0, PODS_A_NODE - 1), unique=True, max_size=PODS_A_NODE))
     shows = [draw(st.sampled_from(["both", "uid", "container"])) for _ in numbers]
     return sample(
@@ -78,7 +84,7 @@ def ticks(draw: st.DrawFn, node: str, boot: str, *, seq: int, time_ns: int) -> N
         boot_id=boot,
         seq=seq,
         time_ns=time_ns,
-        interval_ns=draw(st.sampled_from([SECOND_NS, 999_000_001, 250_000_000])),
+        interval_ns=min(interval_ns, passed_ns),
         gpus=[
             reading(
                 uuid=f"GPU-{node}-{index}",
@@ -153,8 +159,10 @@ def node_ticks(draw: st.DrawFn, node: str) -> list[NodeSample]:
         seq, in_boot = draw(st.integers(0, 9_000)), []
         for _ in range(draw(st.integers(0, 4))):
             length_ms = draw(st.sampled_from([250, 1_000, 1_001, 45_000]))
-            seq, time_ns = seq + length_ms, time_ns + length_ms * 10**6
-            in_boot.append(draw(ticks(node, boot, seq=seq, time_ns=time_ns)))
+            passed_ns = length_ms * 10**6
+            seq, time_ns = seq + length_ms, time_ns + passed_ns
+            tick = ticks(node, boot, seq=seq, time_ns=time_ns, passed_ns=passed_ns)
+            in_boot.append(draw(tick))
         for _ in range(draw(st.integers(0, 2)) if in_boot else 0):
             end = draw(st.integers(1, len(in_boot)))
             again = in_boot[draw(st.integers(0, end - 1)) : end]

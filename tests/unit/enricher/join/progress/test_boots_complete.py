@@ -57,7 +57,7 @@ def test_made_up_boots_delay_no_node_however_many_there_are(given: Given) -> Non
         given.wait(1)
         given.take(boot_id=f"made-up-{number}", seq=7, time_ns=0)
         at_ns = NODES_NS + (number + 1) * SECOND_NS
-        given.take(boot_id="own", seq=2000 + number, time_ns=at_ns)
+        given.take(boot_id="own", seq=1000 * (number + 2), time_ns=at_ns)
         assert complete_ns(given) == at_ns
 
 
@@ -90,9 +90,10 @@ def test_a_made_up_boot_with_several_ticks_delays_its_node_for_two_minutes(
 ) -> None:
     """By then it has sent nothing for that long, while the node's own boot continued."""
     for number in range(forged):
-        given.take(boot_id="made-up", seq=1 + number, time_ns=T_NS - 10 * SECOND_NS + number)
+        at_ns = T_NS - (10 - number) * SECOND_NS
+        given.take(boot_id="made-up", seq=1000 * (number + 1), time_ns=at_ns)
     for second in range(121):
-        given.take(boot_id="own", seq=2000 + second, time_ns=T_NS + second * SECOND_NS)
+        given.take(boot_id="own", seq=1000 * (second + 2), time_ns=T_NS + second * SECOND_NS)
         given.wait(1)
     assert complete_ns(given) == T_NS + 120 * SECOND_NS
 
@@ -100,8 +101,8 @@ def test_a_made_up_boot_with_several_ticks_delays_its_node_for_two_minutes(
 def test_a_late_tick_of_an_earlier_boot_delays_nothing(given: Given) -> None:
     for second in (1, 2):
         given.wait(1)
-        given.take(boot_id="next", seq=second, time_ns=NODES_NS + second * SECOND_NS)
-    given.take(boot_id="own", seq=1500, time_ns=NODES_NS - 50 * SECOND_NS)
+        given.take(boot_id="next", seq=1000 * second, time_ns=NODES_NS + second * SECOND_NS)
+    given.take(boot_id="own", seq=2500, time_ns=NODES_NS - 50 * SECOND_NS)
     assert complete_ns(given) == NODES_NS + 2 * SECOND_NS
 
 
@@ -117,7 +118,7 @@ def test_a_cluster_that_no_longer_ticks_advances_with_the_others_of_its_partitio
     assert found("gone").until_ns == NODES_NS
     for second in range(1, 121):
         given.wait(1)
-        given.take(boot_id="own", seq=1000 + second, time_ns=NODES_NS + second * SECOND_NS)
+        given.take(boot_id="own", seq=1000 * (second + 1), time_ns=NODES_NS + second * SECOND_NS)
     assert found("gone").until_ns == NODES_NS + 120 * SECOND_NS
     assert found("gone").unresponsive == [("gone/node-a", NODES_NS)]
     assert found("default").unresponsive == []

@@ -2,8 +2,11 @@
 
 The attack model: an attacker who may write ticks writes any number of them under the node's name,
 of any boot including the node's own, with any `seq` and any timestamp, starting once the node's
-boot has been booked. One attack remains and is left out here (see docs/concepts/clocks.md): a
-`seq` of the node's own boot that is ahead by less than two days makes its later ticks duplicates.
+boot has been booked. Two attacks remain and are left out here (see docs/concepts/clocks.md):
+
+- A `seq` of the node's own boot that is ahead by less than two days makes its later ticks
+  duplicates.
+- Ticks of a made-up boot that cover the node's own time make its ticks overlap.
 """
 
 from dataclasses import dataclass
@@ -64,13 +67,20 @@ BOOTS: Final = [Forged(boot, 1, 0) for boot in range(12)]
 REPORTED: Final = Passage(SECOND, [*BOOTS, Forged(None, 1, 0)], 0.5, hands_over=False)
 
 
-def offer(given: Given, tick: Forged, *, read_ms: int) -> int:
+def offer(given: Given, tick: Forged, *, read_ms: int, length_ms: int = 1) -> int:
     """Let the stage read a tick; return how many events it made."""
     given.now_ns = read_ms * 10**6
     boot_id = BOOT if tick.boot is None else f"made-up-{tick.boot}"
     stamped_ms = read_ms + tick.stamped_ms
     written = record(
-        sample(boot_id=boot_id, seq=tick.seq, time_ns=stamped_ms * 10**6, containers=[])
+        sample(
+            boot_id=boot_id,
+            seq=tick.seq,
+            # Made-up boots cover only time before the node's.
+            time_ns=(stamped_ms if tick.boot is None else stamped_ms - 200 * DAY) * 10**6,
+            interval_ns=length_ms * 10**6,
+            containers=[],
+        )
     )
     return len(given.stage.take_samples([written._replace(timestamp_ms=stamped_ms)]))
 
@@ -98,7 +108,9 @@ def test_each_tick_of_a_node_is_booked_whatever_boots_are_made_up(
         if passage.hands_over:
             hand_over(given)
         seq, now_ms = seq + passage.after_ms, now_ms + passage.after_ms
-        assert offer(given, Forged(None, seq, 0), read_ms=now_ms) == 1
+        length_ms = min(SECOND, passage.after_ms)
+        node = Forged(None, seq, 0)
+        assert offer(given, node, read_ms=now_ms, length_ms=length_ms) == 1
 
 
 def test_a_node_that_rebooted_often_keeps_its_current_boot() -> None:

@@ -68,6 +68,7 @@ def test_a_watermark_names_the_last_booked_tick(stage: JoinStage) -> None:
         offset=5,
         begun_time_ns=USED.time_ns - SECOND_NS,
         first_booked_time_ns=NOW_NS,
+        covered_from_time_ns=USED.time_ns - USED.interval_ns,
     )
 
 
@@ -156,6 +157,7 @@ def test_only_a_few_earlier_boots_are_kept(stage: JoinStage) -> None:
             begun_time_ns=USED.time_ns - SECOND_NS,
             first_booked_time_ns=NOW_NS,
             last_booked_time_ns=NOW_NS,
+            time_ns=USED.time_ns + (2 * number + 1) * SECOND_NS,
         )
         for number in (11, 10, 9, 8, 3, 2, 1, 0)
     ]

@@ -1,0 +1,83 @@
+"""Finds ticks whose time is booked already, because two agents write under one node name.
+
+Examples are two releases of the agent on one machine, and a cloned virtual machine. If two ticks
+overlap, the one that is read first is booked. The other one is not booked, and not shortened,
+because its values were measured for its whole interval.
+
+- **Ticks of one boot** are compared with the boot's last booked tick, by `seq` and by event time.
+  They overlap only if they do so by both clocks. If an agent shortens its lag, a tick covers more
+  time than has passed by `seq`, and event time can be set.
+- **Ticks of different boots** are compared by event time, because nothing else relates two boots.
+  Each boot covers the time from `covered_from_ns` to its last booked tick.
+
+A machine that reboots with its clock behind also covers some time again, but must be booked. Two
+facts distinguish it from a second machine. An agent sends its ticks in order, so a boot never
+returns once the next boot has sent a tick. And each boot has its own id. Therefore:
+
+- The first tick of a boot is always booked.
+- The next one is always booked, too, if the newest boot was not booked in between. The boot is then
+  the newest one, and time that other boots covered before no longer counts.
+- All other ticks must not overlap the time that the newest boot covers, or that other boots have
+  covered since it is the newest.
+
+If a clock is set, `covered_from_ns` begins again with the next tick, so that no time counts as
+covered that the clock has skipped. So a second machine is booked twice for at most the first tick
+of each of its boots, and for `MIN_GAP_NS` whenever the other machine's ticks come first.
+"""
+
+from typing import Final
+
+from gpuledger.clock import NS_PER_MS
+from gpuledger.records import NodeSample
+from gpuledger_enricher.join.progress.passage import MIN_GAP_NS, STEP_NS, NodeWatermark
+
+_NEVER: Final = -(2**63)
+
+
+def overlap_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
+    """Return for how many nanoseconds of a tick the node is booked already.
+
+    Return `None` if the tick can be booked. It must not be a duplicate.
+    """
+    if watermark is None:
+        return None
+    if sample.boot_id == watermark.boot_id:
+        # Most ticks, so without further calls.
+        passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
+        if sample.interval_ns - passed_ns <= MIN_GAP_NS and not watermark.before:
+            return None
+        overlap = _with_previous(sample, seq=watermark.seq, time_ns=watermark.time_ns)
+    else:
+        boot = next((each for each in watermark.before if each.boot_id == sample.boot_id), None)
+        # A new boot, or one that continues after the newest boot.
+        if boot is None or (boot.is_single and watermark.single_time_ns is not None):
+            return None
+        overlap = _with_previous(sample, seq=boot.seq, time_ns=boot.time_ns)
+        newest = _common(sample, watermark.covered_from_ns, watermark.time_ns)
+        overlap = max(overlap, newest)
+    for other in watermark.before:
+        if other.covered_from_ns is not None and other.boot_id != sample.boot_id:
+            overlap = max(overlap, _common(sample, other.covered_from_ns, other.time_ns))
+    return overlap if overlap > MIN_GAP_NS else None
+
+
+def _with_previous(sample: NodeSample, *, seq: int, time_ns: int | None) -> int:
+    """Return by how much a tick overlaps the last booked tick of its boot, by both clocks."""
+    by_seq = sample.interval_ns - (sample.seq - seq) * NS_PER_MS
+    if by_seq <= MIN_GAP_NS or time_ns is None:
+        return by_seq
+    return min(by_seq, sample.interval_ns - (sample.time_ns - time_ns))
+
+
+def _common(sample: NodeSample, from_ns: int | None, until_ns: int | None) -> int:
+    """Return how much of a tick is between two times; both are absent in older progress."""
+    if from_ns is None or until_ns is None:
+        return _NEVER
+    begin_ns = sample.time_ns - sample.interval_ns
+    return min(sample.time_ns, until_ns) - max(begin_ns, from_ns)
+
+
+def is_clock_set(tick: NodeWatermark, *, seq: int, time_ns: int) -> bool:
+    """Return whether a node's clock was set since an earlier tick of the same boot."""
+    passed_ns = (tick.seq - seq) * NS_PER_MS
+    return abs(tick.time_ns - time_ns - passed_ns) > STEP_NS
