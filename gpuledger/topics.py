@@ -312,6 +312,20 @@ def agreed_partitions(counts: Mapping[str, int]) -> int:
     return next(iter(counts.values()))
 
 
+def refuse_added_partitions(topic: str, *, before: int | None, found: int, group: str) -> None:
+    """Raise `TopicsError` if partitions were added to a topic since the group committed offsets.
+
+    `before` is the number of partitions at the commit; `None` if it is unknown. With another
+    number, a node's records are in another partition than the states that belong to them.
+    """
+    if before not in (None, found):
+        raise TopicsError(
+            f"{topic} has {found} partitions, but had {before} when the group {group!r} read it;"
+            " partitions cannot be added: recreate all topics, or set another kafka.topic_prefix in"
+            " all components"
+        )
+
+
 def partition_of_node(key: str, *, partitions: int) -> int:
     """Return the partition of a node's records, by the node's key (`gpuledger.keys.node_key`).
 

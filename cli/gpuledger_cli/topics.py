@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
-from gpuledger.bus.administration import TopicLine, check_topics, create_topics
+from gpuledger.bus.administration import OTHER_PARTITIONS, TopicLine, check_topics, create_topics
 from gpuledger.errors import UserError
 from gpuledger.rights import ApiVersion, acl_commands, strimzi_manifests
 from gpuledger.topics import Topics
@@ -83,6 +83,8 @@ def check(
     settings = kafka.settings()
     lines = asyncio.run(check_topics(settings, partitions=partitions))
     show(lines)
+    if any(line.status == "partitions differ" for line in lines):
+        sys.stdout.write(f"\n{OTHER_PARTITIONS}.\n")
     return 0 if all(line.status == "ok" for line in lines) else 1
 
 

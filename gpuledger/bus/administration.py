@@ -32,6 +32,7 @@ from aiokafka.errors import (
 )
 
 from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_positions import CommitMetadata
 from gpuledger.errors import RefusedError, TopicsError
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
@@ -42,6 +43,10 @@ PAUSE_SECONDS: Final = 0.1
 _HIDDEN_ANSWERS: Final = 50
 """A topic counts as hidden if it has a configuration but is missing from this many consecutive
 listings. A single listing may lack a topic that was just created."""
+_JOIN_GROUP: Final = "gpuledger-join"
+"""The default consumer group of the join; its commits show the number of partitions in use."""
+_GROUP_SECONDS: Final = 5.0
+"""Timeout of the request for a group's offsets. A new Kafka cluster has no coordinator yet."""
 _NO_RIGHT: Final = frozenset(
     {TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno}
 )
@@ -155,6 +160,25 @@ class KafkaAdmin:
             if code not in (0, UnknownTopicOrPartitionError.errno):
                 raise TopicsError(f"{name} was not deleted: {for_code(code).description}")
 
+    async def partitions_read(self, topic: str, *, group: str) -> int | None:
+        """Return the number of partitions that a topic had when a consumer group committed offsets.
+
+        Returns `None` if the group has not read the topic, or the user may not describe the group.
+        """
+        topic_id = (await self._connection.describe(topic)).topic_id
+        try:
+            async with asyncio.timeout(_GROUP_SECONDS):
+                commits = await self._client.list_consumer_group_offsets(group)
+        except (KafkaError, OSError, TimeoutError):
+            return None
+        found = (
+            CommitMetadata.parse(commit.metadata or "")
+            for at, commit in commits.items()
+            if at.topic == topic
+        )
+        counts = (each.partitions for each in found if topic_id and each.topic_id == topic_id)
+        return min((count for count in counts if count is not None), default=None)
+
     async def _partitions(self) -> dict[str, Any]:
         described = await self._repeated("looking up topics", self._client.describe_topics)
         return {topic["topic"]: topic["partitions"] for topic in described if topic["partitions"]}
@@ -235,6 +259,12 @@ async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
 MAX_REPLICAS: Final = 3
 
 _MAX_SHOWN: Final = 3  # topics in an error message
+OTHER_PARTITIONS: Final = (
+    "The number of partitions is never changed in place. Leave out --partitions, or stop all"
+    " components, delete the topics with Kafka's own tools (their records are lost), and create"
+    " them again"
+)
+"""The remedy for a topic that has another number of partitions."""
 Status = Literal["ok", "created", "missing", "partitions differ", "config differs"]
 
 
@@ -313,8 +343,8 @@ async def check_topics(
 ) -> list[TopicLine]:
     """Compare each topic with the topic table without changes; return one line for each topic.
 
-    Topics that are placed by node must have `partitions`, which defaults to the partition count of
-    the samples topic.
+    Topics that are placed by node must have `partitions`. The default is the partition count that
+    the samples topic had when the join read it, or has now.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         table = await _table(admin, settings, topics, partitions=partitions)
@@ -335,11 +365,7 @@ def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
     shown = [f"{each.topic} has {each.found}, wanted {each.wanted}" for each in different]
     if len(shown) > _MAX_SHOWN:
         shown[_MAX_SHOWN:] = [f"and {len(shown) - _MAX_SHOWN} more, see `gpuledger topics check`"]
-    raise TopicsError(
-        f"{'; '.join(shown)}. The number of partitions is never changed in place. Leave out"
-        " --partitions, or stop all components, delete the topics with Kafka's own tools (their"
-        " records are lost), and create them again"
-    )
+    raise TopicsError(f"{'; '.join(shown)}. {OTHER_PARTITIONS}")
 
 
 def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
@@ -381,9 +407,11 @@ async def _table(
     table = Topics(settings.topic_prefix)
     if partitions is None:
         # The samples topic is created first, so its partition count is the one that the operator
-        # chose.
-        found = await admin.describe([table.samples.name])
-        partitions = next((topic.partitions for topic in found.values()), None)
+        # chose, unless partitions were added since the join read it.
+        samples = table.samples.name
+        if found := (await admin.describe([samples])).get(samples):
+            group = table.group(_JOIN_GROUP)
+            partitions = await admin.partitions_read(samples, group=group) or found.partitions
     return with_partitions(table, partitions)
 
 

@@ -5,6 +5,9 @@ name, so a recreated topic inherits the offsets of its predecessor; once it has 
 consumer would skip its first records unnoticed. Therefore each commit carries the topic id as
 metadata. The ids are compared when partitions are assigned and every `TOPIC_CHECK_SECONDS` after.
 
+It also carries the number of partitions. Each node's records and states are in the partition that
+follows from this number, so a group never continues after partitions were added.
+
 The metadata also distinguishes the group's own commits from those of other programs, such as
 `kafka-consumer-groups.sh --reset-offsets`, which commit without it.
 
@@ -22,8 +25,9 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus.aiokafka_patches import consumers
 from gpuledger.bus.aiokafka_patches.requests import (
+    FetchedTopic,
     committed_offsets,
-    fetch_topic_ids,
+    fetch_topics,
     stable_offsets,
 )
 from gpuledger.bus.gaps import (
@@ -44,6 +48,7 @@ from gpuledger.bus.protocol import (
     is_other_topic,
 )
 from gpuledger.bus.topic_ids import TopicIds
+from gpuledger.topics import refuse_added_partitions
 
 TOPIC_CHECK_SECONDS: Final = 10.0
 """Interval at which the topic ids are requested during reading."""
@@ -51,14 +56,50 @@ TOPIC_CHECK_TIMEOUT_SECONDS: Final = 2.0
 """Timeout of the request for topic ids. After a timeout, the topics count as unchanged until the
 next check."""
 _IDENTITY: Final = "topic_id="
+_PARTITIONS: Final = " partitions="
 
 
-def commit_metadata(topic_ids: Mapping[str, str | None], topic: str) -> str:
-    """Return the metadata of a commit for this topic: the topic's id, if it is known.
+def commit_metadata(
+    topic_ids: Mapping[str, str | None], counts: Mapping[str, int], topic: str
+) -> str:
+    """Return the metadata of a commit: the topic's id and number of partitions, if known.
 
-    Without an id too, the metadata shows that the group itself has committed.
+    Without them too, the metadata shows that the group itself has committed.
     """
-    return f"{_IDENTITY}{topic_ids.get(topic) or ''}"
+    count = f"{_PARTITIONS}{counts[topic]}" if topic in counts else ""
+    return f"{_IDENTITY}{topic_ids.get(topic) or ''}{count}"
+
+
+class CommitMetadata(NamedTuple):
+    """The metadata of a commit, as `commit_metadata` made it."""
+
+    is_own: bool
+    """Whether the group itself has committed, and not another program."""
+    topic_id: str | None
+    """The id of the topic; `None` if it is unknown."""
+    partitions: int | None
+    """The number of partitions of the topic; `None` if it is unknown."""
+
+    @classmethod
+    def parse(cls, text: str) -> "CommitMetadata":
+        """Return the contents of a commit's metadata."""
+        if not text.startswith(_IDENTITY):
+            return cls(is_own=False, topic_id=None, partitions=None)
+        topic_id, _, count = text.removeprefix(_IDENTITY).partition(_PARTITIONS)
+        return cls(
+            is_own=True,
+            topic_id=topic_id or None,
+            partitions=int(count) if count.isdecimal() else None,
+        )
+
+
+def _ids_of(topics: Mapping[str, FetchedTopic] | None) -> dict[str, str | None] | None:
+    return None if topics is None else {topic: each.topic_id for topic, each in topics.items()}
+
+
+def _counts_of(topics: Mapping[str, FetchedTopic] | None) -> dict[str, int]:
+    # A broker that has just started may not know the partitions yet.
+    return {topic: each.partitions for topic, each in (topics or {}).items() if each.partitions}
 
 
 class _LastRead(NamedTuple):
@@ -75,6 +116,8 @@ class Positions:
         self._subscription = subscription
         self._topic_ids = TopicIds({})
         """The topic ids at the last assignment, and ids that became known since then."""
+        self._counts: Mapping[str, int] = {}
+        """The topics' numbers of partitions at the last assignment; empty if unknown."""
         self._last_read: dict[TopicPartition, _LastRead] = {}
         self._reported: set[tuple[TopicPartition, str | None]] = set()
         self._gaps = ReportedGaps()
@@ -94,12 +137,22 @@ class Positions:
         """
         wanted = list(partitions)
         async with self._connection.requesting("looking up the group's committed offsets"):
-            self._topic_ids = TopicIds(await self._fetch_ids(client))
-            committed = await committed_offsets(client, map(named, wanted))
+            topics = await self._fetch_topics(client)
+            self._topic_ids = TopicIds(_ids_of(topics))
+            self._counts = _counts_of(topics)
+            # Added partitions have no commits, so the commits of all partitions are requested.
+            asked = {
+                TopicPartition(topic, number)
+                for topic, count in self._counts.items()
+                for number in range(count)
+            }
+            committed = await committed_offsets(client, map(named, sorted(asked | set(wanted))))
+        self._refuse_added_partitions(committed)
         # Reported before commits carry the new ids, because the records read so far belong to
         # topics with the former ids.
         await self._report_read_of_other_topics()
         self._connection.topic_ids[self._subscription.group] = self._topic_ids.by_topic
+        self._connection.partition_counts[self._subscription.group] = self._counts
         self._checked_at, self._absent_checks = asyncio.get_running_loop().time(), 0
         self._has_begun, self._is_out_of_date = True, False
         for partition in wanted:
@@ -108,7 +161,8 @@ class Positions:
             if offset is None:
                 consumers.seek_or_leave(client, named(partition), None)
             elif self._is_of_other_topic(partition, metadata):
-                await self._report_recreated(partition, offset, metadata.removeprefix(_IDENTITY))
+                topic_id = CommitMetadata.parse(metadata).topic_id
+                await self._report_recreated(partition, offset, topic_id)
                 consumers.seek_or_leave(client, named(partition), None)
             else:
                 consumers.seek_or_leave(client, named(partition), offset)
@@ -142,7 +196,7 @@ class Positions:
         found = await stable_offsets(client, [named(partition)], on_pending=on_pending)
         offset, metadata = found.get(named(partition), (None, ""))
         self._moved_to.pop(partition, None)
-        if offset is not None and not metadata.startswith(_IDENTITY):
+        if offset is not None and not CommitMetadata.parse(metadata).is_own:
             self._moved_to[partition] = offset
         return None if self._is_of_other_topic(partition, metadata) else offset
 
@@ -160,12 +214,12 @@ class Positions:
 
     def metadata(self, partition: TopicPartition) -> str:
         """Return the metadata of a commit for this partition."""
-        return commit_metadata(self._topic_ids.by_topic, partition.topic)
+        return commit_metadata(self._topic_ids.by_topic, self._counts, partition.topic)
 
     async def must_begin_again(
         self, client: AIOKafkaConsumer, held: Iterable[TopicPartition]
     ) -> bool:
-        """Return whether to reopen the client, because a topic was recreated, deleted or added.
+        """Return whether to reopen the client, because topics or partitions have changed.
 
         Queries the brokers every `TOPIC_CHECK_SECONDS`. Reports a gap for each held partition of a
         recreated topic.
@@ -181,12 +235,13 @@ class Positions:
     ) -> None:
         try:
             async with asyncio.timeout(TOPIC_CHECK_TIMEOUT_SECONDS):
-                found = await self._fetch_ids(client)
+                topics = await self._fetch_topics(client)
         # Without an answer nothing is known about the topics; the poll reports the outage.
         except (KafkaError, OSError, TimeoutError):
             return
-        if found is None:
+        if topics is None:
             return
+        found = _ids_of(topics) or {}
         # One absent answer is not enough: a broker that has just started may not know a topic.
         is_absent = not found.keys() >= set(self._subscription.topics)
         self._absent_checks = self._absent_checks + 1 if is_absent else 0
@@ -201,7 +256,9 @@ class Positions:
                     self._topic_ids.by_topic.get(partition.topic),
                     time_ms=last and last.time_ms,
                 )
-        self._is_out_of_date = bool(others) or self._absent_checks >= ABSENT_ANSWERS
+        counts = _counts_of(topics)
+        has_grown = any(count > self._counts.get(topic, count) for topic, count in counts.items())
+        self._is_out_of_date = bool(others) or has_grown or self._absent_checks >= ABSENT_ANSWERS
 
     async def skip_to_available(
         self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError
@@ -235,14 +292,23 @@ class Positions:
             )
             consumers.seek_or_leave(client, named(partition), first)
 
-    async def _fetch_ids(self, client: AIOKafkaConsumer) -> dict[str, str | None] | None:
+    async def _fetch_topics(self, client: AIOKafkaConsumer) -> dict[str, FetchedTopic] | None:
         inner = consumers.inner_client(client)
-        return await fetch_topic_ids(inner, list(self._subscription.topics))
+        return await fetch_topics(inner, list(self._subscription.topics))
+
+    def _refuse_added_partitions(self, committed: Mapping[Any, tuple[int, str]]) -> None:
+        """Raise `TopicsError` if partitions were added to a topic since the group's commits."""
+        group = self._subscription.group
+        for (topic, _), (_, metadata) in sorted(committed.items()):
+            found, commit = self._counts.get(topic), CommitMetadata.parse(metadata)
+            # A recreated topic may have any number.
+            is_same = commit.topic_id and commit.topic_id == self._topic_ids.by_topic.get(topic)
+            if is_same and found is not None:
+                refuse_added_partitions(topic, before=commit.partitions, found=found, group=group)
 
     def _is_of_other_topic(self, partition: TopicPartition, metadata: str) -> bool:
-        # One of the ids may be unknown, if the brokers were upgraded from a version before 2.8.
-        identity = metadata.removeprefix(_IDENTITY) if metadata.startswith(_IDENTITY) else None
-        return is_other_topic(identity or None, self._topic_ids.by_topic.get(partition.topic))
+        topic_id = CommitMetadata.parse(metadata).topic_id
+        return is_other_topic(topic_id, self._topic_ids.by_topic.get(partition.topic))
 
     async def _report_read_of_other_topics(self) -> None:
         """Report a gap for each partition of a recreated topic, then forget the read positions.

@@ -356,8 +356,9 @@ class KafkaTransactions:
         async with self._connection.requesting(doing, at_most_seconds=COMMIT_SECONDS):
             await begin_transaction(client)
             topic_ids = self._connection.topic_ids.get(group, {})
+            counts = self._connection.partition_counts.get(group, {})
             committed = {
-                named(partition): (offset, commit_metadata(topic_ids, partition.topic))
+                named(partition): (offset, commit_metadata(topic_ids, counts, partition.topic))
                 for partition, offset in offsets.items()
             }
             # Offsets go to the group's coordinator, so they are sent concurrently with the batches.

@@ -60,6 +60,7 @@ class MemoryBus:
         self._groups: dict[str, ConsumerGroup] = {}
         self._owners: dict[str, object] = {}
         self._partitions: dict[str, int] = {}
+        self._compacted: dict[str, bool] = {}
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._max_bytes, self._max_records = max_partition_bytes, max_partition_records
         self.create(self.topics if topics is None else topics)
@@ -67,18 +68,26 @@ class MemoryBus:
     def create(self, topics: Iterable[Topic]) -> None:
         """Create topics."""
         for topic in topics:
-            self._partitions[topic.name] = topic.partitions
+            self._compacted[topic.name] = "compact" in topic.cleanup_policy
             # As in Kafka, one id for the whole topic; a recreated topic gets a new one.
-            topic_id = uuid4().hex
-            for number in range(topic.partitions):
-                partition = TopicPartition(topic.name, number)
-                self._logs[partition] = PartitionLog(
-                    partition,
-                    topic_id=topic_id,
-                    compacted="compact" in topic.cleanup_policy,
-                    max_bytes=self._max_bytes,
-                    max_records=self._max_records,
-                )
+            self._add_logs(topic.name, range(topic.partitions), topic_id=uuid4().hex)
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        """Add partitions to a topic, as `kafka-topics.sh --alter` does; readers refuse them."""
+        topic_id = self._logs[TopicPartition(topic, 0)].topic_id
+        self._add_logs(topic, range(self._partitions[topic], total), topic_id=topic_id)
+
+    def _add_logs(self, topic: str, numbers: range, *, topic_id: str) -> None:
+        self._partitions[topic] = numbers.stop
+        for number in numbers:
+            partition = TopicPartition(topic, number)
+            self._logs[partition] = PartitionLog(
+                partition,
+                topic_id=topic_id,
+                compacted=self._compacted[topic],
+                max_bytes=self._max_bytes,
+                max_records=self._max_records,
+            )
 
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions; raise `TopicsError` if the topic does not exist."""

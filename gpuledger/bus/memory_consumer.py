@@ -147,6 +147,8 @@ class MemoryConsumer:
         return True
 
     async def _follow_group(self) -> None:
+        topics = self._subscription.topics
+        self._group.refuse_added_partitions(self._subscription.group, topics)
         if self._joined is None:
             # The first poll joins, as on Kafka: opening a consumer never waits for other members.
             self._joined = self._group.join(
@@ -205,6 +207,7 @@ class MemoryConsumer:
         self._group.topic_ids |= {
             partition.topic: own for partition, own in self._topic_ids.items()
         }
+        self._group.counts |= self._group.count_partitions(self._subscription.topics)
         self._positions = {}
         for partition in self._turns:
             log, committed = self._logs[partition], self._group.committed.get(partition)

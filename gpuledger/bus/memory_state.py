@@ -15,6 +15,7 @@ from typing import Final
 
 from gpuledger.bus.protocol import OTHER_STAGE, Message, Record, TopicPartition
 from gpuledger.errors import RefusedError
+from gpuledger.topics import refuse_added_partitions
 
 OVERHEAD_BYTES: Final = 200
 """Memory that CPython uses for a record in addition to the bytes of its key and value."""
@@ -165,6 +166,9 @@ class ConsumerGroup:
         self.committed: dict[TopicPartition, int] = {}
         self.topic_ids: dict[str, str] = {}
         """The topics' ids at the time when the members started to read them."""
+        self.counts: dict[str, int] = {}
+        """The topics' numbers of partitions at that time."""
+        self._committed_counts: dict[TopicPartition, int] = {}
         self.moved: set[TopicPartition] = set()
         """Partitions whose committed offset another program has set."""
         self._committed_ids: dict[TopicPartition, str] = {}
@@ -183,12 +187,24 @@ class ConsumerGroup:
         for partition in offsets:
             if identity := self.topic_ids.get(partition.topic):
                 self._committed_ids[partition] = identity
+                self._committed_counts[partition] = self.counts[partition.topic]
 
     def move(self, partition: TopicPartition, offset: int) -> None:
         """Commit an offset in the name of another program."""
         self.committed[partition] = offset
         self.moved.add(partition)
         self._committed_ids.pop(partition, None)
+
+    def count_partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the topics' numbers of partitions."""
+        return {topic: self._partitions[topic] for topic in topics}
+
+    def refuse_added_partitions(self, name: str, topics: Iterable[str]) -> None:
+        """Raise `TopicsError` if partitions were added to a topic since the group's commits."""
+        for partition, before in self._committed_counts.items():
+            if partition.topic in topics and partition in self._committed_ids:
+                found = self._partitions[partition.topic]
+                refuse_added_partitions(partition.topic, before=before, found=found, group=name)
 
     def committed_of(self, partition: TopicPartition, topic_id: str) -> int | None:
         """Return the committed offset; `None` if it belongs to an earlier topic of this name."""

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
-from tests.bus_contract.harness import message, messages, poll_until, read, reading, settle, texts
+from gpuledger.errors import TopicsError
+from tests.bus_contract.harness import (
+    PARTITIONS,
+    message,
+    messages,
+    poll_until,
+    read,
+    reading,
+    settle,
+    texts,
+)
+from tests.errors import has_words
 
 if TYPE_CHECKING:
     from gpuledger.bus.protocol import GapCallback
@@ -269,6 +282,26 @@ class GapLaws:
             for partition, offset in ((by_consumer, 1), (by_writer, 1), (without, None)):
                 assert await consumer.committed(partition) == offset
                 assert not await consumer.report_moved(partition, read_before=None)
+
+    async def test_a_group_that_has_read_a_topic_refuses_added_partitions(
+        self, harness: Harness
+    ) -> None:
+        """While it reads and when it starts; a new group reads them."""
+        partition = TopicPartition(harness.readings, 0)
+        words = has_words(harness.readings, f"has {2 * PARTITIONS}", f"had {PARTITIONS}")
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            await settle(consumer)
+            await consumer.commit({partition: 0})
+            await harness.add_partitions(harness.readings, 2 * PARTITIONS)
+            with pytest.raises(TopicsError, check=words):
+                await poll_until(lambda _: False, consumer)
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            with pytest.raises(TopicsError, check=words):
+                await poll_until(lambda _: False, consumer)
+
+        new = reading(harness, group=f"{harness.group}-new")
+        async with harness.bus.consumer(new) as consumer:
+            await poll_until(lambda _: len(consumer.assignment()) == 2 * PARTITIONS, consumer)
 
 
 async def commit_one(harness: Harness, partition: TopicPartition) -> None:

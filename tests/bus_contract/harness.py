@@ -50,6 +50,9 @@ class Harness(Protocol):
     async def move_offset(self, partition: TopicPartition, offset: int) -> None:
         """Commit an offset of the group, which has no members, as another program does."""
 
+    async def add_partitions(self, topic: str, total: int) -> None:
+        """Raise a topic's number of partitions."""
+
     async def recreate(self, topic: str) -> None:
         """Delete a topic with 4 partitions and create it again."""
 

@@ -26,6 +26,7 @@ from tests.default_topics import (
     SAMPLES,
     TOPICS,
 )
+from tests.real.changed_topics import add_partitions
 from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
@@ -130,8 +131,50 @@ def test_topics_with_different_numbers_of_partitions_are_named_with_both_numbers
             assert f"{SAMPLES.name} 3" in output
 
 
-def detail_of(component: Component) -> str:
+def test_added_partitions_are_refused_by_running_and_restarted_components_and_by_the_check(
+    start_kafka: Callable[[], Kafka],
+    kcat: Kcat,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All topics of nodes get the same number, so that no two topics differ."""
+    refuse_stray_settings()
+    servers = start_kafka().bootstrap_servers
+    settings, at = KafkaSettings(bootstrap_servers=servers), ["--bootstrap-servers", servers]
+    assert main(["topics", "create", *at, "--partitions", "3"]) == 0
+    with ExitStack() as stack:
+        agent = {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"}
+        start(stack, servers, tmp_path, "agent", SPOOL__DIRECTORY=str(tmp_path / "spool"), **agent)
+        without_pods = {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"}
+        join = start(stack, servers, tmp_path, "join", **without_pods)
+        rows = start(stack, servers, tmp_path, "sink", "rows")
+        wait_until(lambda: bool(kcat.consume(servers, ROWS.name)))
+
+        placed = [topic.name for topic in TOPICS if topic.is_placed_by_node]
+        asyncio.run(add_partitions(settings, placed, 6))
+
+        refusal = "has 6 partitions, but had 3"
+        wait_until(lambda: refusal in detail_of(join))
+        wait_until(lambda: f"{EVENTS.name} {refusal}" in detail_of(rows, "rows.kafka"))
+        assert join.stop() == 0
+        join.start()
+        wait_until(lambda: refusal in detail_of(join))
+    capsys.readouterr()
+    assert main(["topics", "check", *at]) == 1
+    output = capsys.readouterr().out
+    assert output.count("partitions=6") == output.count("partitions=3") == len(placed)
+    assert "never changed in place" in output
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def detail_of(component: Component, check: str = "kafka") -> str:
     try:
-        return str(component.readyz()["checks"]["kafka"]["detail"])
+        return str(component.readyz()["checks"][check]["detail"])
     except (OSError, KeyError):
         return ""

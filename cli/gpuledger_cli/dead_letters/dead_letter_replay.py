@@ -22,7 +22,7 @@ from gpuledger.errors import UndecodableError
 from gpuledger.keys import split_key
 from gpuledger.records import GpuEvent, ReplayedEvent
 from gpuledger.texts import readable, shorten
-from gpuledger.topics import Topics, partition_of_node
+from gpuledger.topics import Topics, agreed_partitions, partition_of_node
 from gpuledger_cli.dead_letters.dead_letter_log import (
     DeadLetterFilter,
     DeadLetterLog,
@@ -156,7 +156,7 @@ async def replay_dead_letters(
         replaying = DeadLetterReplay(
             None if is_rehearsal else producer,
             topics=bus.topics,
-            partitions=await bus.partitions(bus.topics.replay.name),
+            partitions=await _count_partitions(bus),
         )
         async with open_log(bus, wanted) as log:
             with printing_progress(log.offsets, what="dead-letter records", done="read") as advance:
@@ -165,6 +165,16 @@ async def replay_dead_letters(
         replaying.leave_out(f"no dead-letter record at {position}")
     _print_counts(replaying, log, is_rehearsal=is_rehearsal)
     return LEFT_OUT if replaying.left_out else ALL_WRITTEN
+
+
+async def _count_partitions(bus: Bus) -> int:
+    """Return the number of partitions of all topics that replays are written to.
+
+    Raise `TopicsError` if the numbers differ.
+    """
+    topics = bus.topics
+    written = (topics.samples, topics.processes, topics.incidents, topics.replay)
+    return agreed_partitions({topic.name: await bus.partitions(topic.name) for topic in written})
 
 
 async def _replay(

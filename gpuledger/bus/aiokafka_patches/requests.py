@@ -24,7 +24,7 @@ import base64
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from io import BytesIO
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.client import AIOKafkaClient
@@ -238,6 +238,16 @@ _NOTHING: Final = bytes(16)
 """The topic id in requests by name, and in responses for topics that have no id."""
 
 
+class FetchedTopic(NamedTuple):
+    """A topic as the brokers' metadata describes it."""
+
+    topic_id: str | None
+    """The topic's id, in the form that `kafka-topics.sh --describe` shows; `None` if it has
+    none."""
+    partitions: int
+    """Its number of partitions."""
+
+
 class Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
     """The sixteen bytes of a topic id."""
 
@@ -333,11 +343,18 @@ class _TopicIds(Request[_MetadataRequest]):  # type: ignore[misc]  # aiokafka is
 async def fetch_topic_ids(
     client: AIOKafkaClient, topics: Sequence[str]
 ) -> dict[str, str | None] | None:
-    """Return the id of each existing topic, in the form that `kafka-topics.sh --describe` shows.
+    """Return the id of each existing topic; `None` if the brokers do not report ids."""
+    found = await fetch_topics(client, topics)
+    return None if found is None else {topic: each.topic_id for topic, each in found.items()}
 
-    The id is `None` for a topic without one. Returns `None` if the brokers are older than Kafka 2.8
-    and do not report ids. Raises aiokafka's errors. Remove once aiokafka supports version 10 of
-    Metadata.
+
+async def fetch_topics(
+    client: AIOKafkaClient, topics: Sequence[str]
+) -> dict[str, FetchedTopic] | None:
+    """Return the id and the number of partitions of each existing topic.
+
+    Returns `None` if the brokers are older than Kafka 2.8 and do not report ids. Raises aiokafka's
+    errors. Remove once aiokafka supports version 10 of Metadata.
     """
     # Any broker will do; if its metadata is out of date, the next check requests it again.
     node = client.get_random_node()
@@ -348,9 +365,12 @@ async def fetch_topic_ids(
     except NotImplementedError:  # aiokafka raises it if the broker does not support the version
         return None
     return {
-        name: None
-        if identity == _NOTHING
-        else base64.urlsafe_b64encode(identity).decode().rstrip("=")
-        for error_code, name, identity, *_ in answer.topics
+        name: FetchedTopic(
+            None
+            if identity == _NOTHING
+            else base64.urlsafe_b64encode(identity).decode().rstrip("="),
+            len(partitions),
+        )
+        for error_code, name, identity, _, partitions, *_ in answer.topics
         if error_code != UnknownTopicOrPartitionError.errno and identity is not None
     }

@@ -23,7 +23,7 @@ from tests.bus_contract.histories import HistoryLaws
 from tests.bus_contract.positions import PositionLaws
 from tests.bus_contract.records import RecordLaws
 from tests.bus_contract.transactions import TransactionLaws
-from tests.real.changed_topics import move_offset, recreate, remove_before
+from tests.real.changed_topics import add_partitions, move_offset, recreate, remove_before
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -88,6 +88,9 @@ class KafkaHarness:
 
     async def move_offset(self, partition: TopicPartition, offset: int) -> None:
         await move_offset(self.settings, self.group, partition, offset)
+
+    async def add_partitions(self, topic: str, total: int) -> None:
+        await add_partitions(self.settings, [topic], total)
 
     async def recreate(self, topic: str) -> None:
         again = Topic(name=topic, record=PodRecord, key="uid", partitions=PARTITIONS)

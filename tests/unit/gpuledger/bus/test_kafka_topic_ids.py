@@ -23,7 +23,7 @@ class Broker:
     async def send(self, node: int, request: object) -> object:  # the client's method
         if isinstance(self._answer, Exception):
             raise self._answer
-        topics = [(*topic, "what else there is") for topic in self._answer]
+        topics = [(*topic, False, [], "what else there is") for topic in self._answer]
         return SimpleNamespace(topics=topics)
 
 

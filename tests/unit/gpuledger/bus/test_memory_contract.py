@@ -51,6 +51,9 @@ class MemoryHarness:
     async def move_offset(self, partition: TopicPartition, offset: int) -> None:
         self.bus.move_offset(self.group, partition, offset)
 
+    async def add_partitions(self, topic: str, total: int) -> None:
+        self.bus.add_partitions(topic, total)
+
     async def recreate(self, topic: str) -> None:
         self.bus.recreate(topic)
 
