@@ -11,6 +11,7 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from gpuledger.bus.aiokafka_patches import consumers
+from gpuledger.bus.aiokafka_patches.coordinators import look_up_at_each_broker
 from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids, heed_refused_offsets
 from gpuledger.bus.aiokafka_patches.unpacking import install_unpacking
 from gpuledger.bus.gaps import Withheld
@@ -285,6 +286,7 @@ class KafkaConsumer:
         install_unpacking()
         own = group_arguments(self._subscription, self._connection.settings)
         client = AIOKafkaConsumer(**(self._connection.arguments | own))
+        look_up_at_each_broker(consumers.inner_client(client))
         try:
             async with self._connection.requesting(self._doing("connecting")):
                 await client.start()

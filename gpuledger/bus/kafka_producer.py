@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
+from gpuledger.bus.aiokafka_patches.coordinators import look_up_at_each_broker
 from gpuledger.bus.aiokafka_patches.packing import pack_at_least_cost
 from gpuledger.bus.aiokafka_patches.producers import (
     abandon_transaction,
@@ -45,6 +46,7 @@ async def open_client(connection: KafkaConnection, **others: Any) -> AIOKafkaPro
         max_batch_size=MAX_BATCH_BYTES,
         **others,
     )
+    look_up_at_each_broker(client.client)
     try:
         await client.start()
     except BaseException:

@@ -20,6 +20,7 @@ the open transaction of a killed worker until the brokers abort it.
 Metadata up to version 5; ids were added in version 10 (Kafka 2.8).
 """
 
+import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -34,6 +35,7 @@ from aiokafka.errors import (
     KafkaConnectionError,
     KafkaError,
     NotCoordinatorForGroupError,
+    RequestTimedOutError,
     UnknownTopicOrPartitionError,
     for_code,
 )
@@ -54,6 +56,8 @@ from aiokafka.protocol.types import (
     Schema,
     TaggedFields,
 )
+
+from gpuledger.bus.aiokafka_patches.coordinators import ANSWER_SECONDS, leave_coordinator
 
 UNSTABLE_OFFSET_COMMIT: Final = 88
 """Error code of a partition whose committed offset an open transaction is about to change."""
@@ -168,10 +172,13 @@ async def stable_offsets(
         _on_pending.reset(waiting)
 
 
-def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
+def heed_refused_offsets(
+    client: AIOKafkaConsumer, *, answer_seconds: float = ANSWER_SECONDS
+) -> None:
     """Make the consumer retry if the coordinator rejects a request for committed offsets.
 
-    Remove once aiokafka checks the response's top-level error code.
+    It also looks up the coordinator again if there is no answer for `answer_seconds`. Remove once
+    aiokafka checks the response's top-level error code, and takes a timeout for such a request.
     """
     coordinator = client._coordinator
 
@@ -179,11 +186,25 @@ def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
         if isinstance(error, _COORDINATOR_LEFT):
             coordinator.coordinator_dead()
 
-    coordinator._send_req = _heeding(coordinator._send_req, on_refusal=find_another)
+    coordinator._send_req = _heeding(
+        coordinator._send_req,
+        on_refusal=find_another,
+        on_silence=lambda: leave_coordinator(client),
+        answer_seconds=answer_seconds,
+    )
 
 
-def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
-    """Wrap `send` so that responses with committed offsets are checked for errors."""
+def _heeding(
+    send: _Send,
+    *,
+    on_refusal: Callable[[KafkaError], None],
+    on_silence: Callable[[], None],
+    answer_seconds: float,
+) -> _Send:
+    """Wrap `send` so that responses with committed offsets are checked for errors.
+
+    Calls `on_silence` if such a response does not come within `answer_seconds`.
+    """
 
     async def send_and_check(request: Any, *arguments: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
         # aiokafka sends all requests to the coordinator with this function; only requests for
@@ -192,7 +213,12 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
             return await send(request, *arguments)
         if on_pending := _on_pending.get():
             request = _StableOffsets(request._consumer_group, request._partitions)
-        answer = await send(request, *arguments)
+        try:
+            async with asyncio.timeout(answer_seconds):
+                answer = await send(request, *arguments)
+        except TimeoutError as silence:
+            on_silence()
+            raise RequestTimedOutError from silence
         if (error := _refusal_of(answer)) is not None:
             on_refusal(error)
             if on_pending and isinstance(error, _PendingOffsetError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+from aiokafka.client import AIOKafkaClient, CoordinationType
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -15,6 +17,7 @@ from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, UnavailableError
+from gpuledger.settings import KafkaSettings
 from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until
 from tests.real.bus.builders import TOPIC, numbered, settings_of
 from tests.real.services.ports import free_ports
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from gpuledger.bus.protocol import Consumer, Message, Producer, Record
     from tests.real.services.kafka import Kafka
+    from tests.real.services.kafka_cluster import KafkaCluster
 
 
 async def publish_numbers(
@@ -192,6 +196,37 @@ async def test_a_poll_reports_unavailable_brokers_and_continues_when_they_are_ba
                     await asyncio.sleep(0.2)
             while not consumer.is_answered():
                 await poll_once(consumer)
+
+
+async def test_committed_offsets_come_from_the_next_coordinator_if_the_first_one_hangs(
+    start_kafka_cluster: Callable[[], KafkaCluster],
+) -> None:
+    """A broker that hangs, for example because of its disk, does not close its connections."""
+    kafka = await asyncio.to_thread(start_kafka_cluster)
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    await create_topics(settings, [TOPIC])
+    at = TopicPartition(TOPIC.name, 0)
+    requested = Subscription(group="g", topics=[TOPIC.name])
+    async with KafkaBus(settings).consumer(requested) as consumer:
+        await poll_until(lambda _: bool(consumer.assignment()), consumer)
+        await consumer.commit({at: 7})
+        coordinator = await coordinator_of(kafka.bootstrap_servers, "g")
+        hanging = next(broker for broker in kafka.brokers if broker.node_id == coordinator)
+        hanging.process.send(signal.SIGSTOP)
+        try:
+            assert await consumer.committed(at) == 7
+        finally:
+            hanging.process.send(signal.SIGCONT)
+
+
+async def coordinator_of(servers: str, group: str) -> int:
+    client = AIOKafkaClient(bootstrap_servers=servers)
+    await client.bootstrap()
+    try:
+        found: int = await client.coordinator_lookup(CoordinationType.GROUP, group)
+    finally:
+        await client.close()
+    return found
 
 
 async def test_an_unreachable_broker_is_reported_in_one_clear_line() -> None:
