@@ -11,7 +11,6 @@ its slices.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
@@ -20,6 +19,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
+from gpuledger.store.damaged_files import (
+    LOG,
+    damaged_log_files,
+    damaged_row_files,
+    lacks_log,
+    local_folder,
+)
 from gpuledger.store.object_files import resolve_options
 from gpuledger.store.pod_names import named_entries
 from gpuledger.store.schema import (
@@ -65,6 +71,7 @@ _DAMAGE: Final = (
     "Invalid Checkpoint",
 )
 """Errors of deltalake 1.6 for an unreadable log, as opposed to unavailable storage."""
+REPAIR: Final = 'see "Repair a table" in docs/guides/store.md'
 _CREDENTIALS: Final = "while loading credentials"
 _CAUSE: Final = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 """Start of an error line that explains the line before."""
@@ -117,7 +124,7 @@ def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | Non
 
 def no_store(store_uri: str, missing: str) -> UserError:
     """Return the error for a missing table or store; `missing` is its text before the address."""
-    if "://" not in store_uri and not Path(store_uri).is_dir():
+    if (folder := local_folder(store_uri)) is not None and not folder.is_dir():
         missing = "no such directory:"
     return UserError(
         f"{missing} {mask_address(store_uri)}; give the directory or URI to which a store sink,"
@@ -139,7 +146,11 @@ def open_table(
         return None
     except (DeltaError, OSError) as error:
         message = unfold(error)
-        remedy = '; see "Repair a table" in docs/guides/store.md' if is_damage(message) else ""
+        remedy = ""
+        if is_damage(message):
+            files = ", ".join(damaged_log_files(uri))
+            remedy = f"; damaged: {files}" if files else ""
+            remedy += f"; {REPAIR}"
         if _CREDENTIALS in message:
             remedy = "; set the credentials in the environment or in store.storage_options"
         raise UserError(
@@ -263,11 +274,21 @@ def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
     return by_day
 
 
-def version_of(
+def check_table(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> int | None:
-    """Return the current version number of a table; `None` if there is no such table."""
-    table = open_table(store_uri, name, storage_options)
+    """Return the current version of a table whose files all exist; `None` without a table.
+
+    Raises `UserError` with the name of a file that is missing or was cut short; on an object store,
+    only the log is read.
+    """
+    uri, problem = table_uri(store_uri, name), None
+    if (table := open_table(store_uri, name, storage_options)) is not None:
+        problem = next(damaged_row_files(table, uri), None)
+    elif lacks_log(uri):
+        problem = f"{LOG} is missing"
+    if problem:
+        raise UserError(f"cannot read the store at {mask_address(uri)}: {problem}; {REPAIR}")
     return None if table is None else table.version()
 
 

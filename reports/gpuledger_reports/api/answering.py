@@ -12,8 +12,6 @@ import duckdb
 import msgspec
 
 from gpuledger.errors import ArgumentError, UserError
-from gpuledger.store.bill_table import BILL_LINES
-from gpuledger.store.query import version_of
 from gpuledger_reports.api import autocomplete
 from gpuledger_reports.api.allocation import allocation_set, dimensions_for
 from gpuledger_reports.api.fields import WITHOUT_VALUE, dimensions_of, field_names
@@ -40,7 +38,7 @@ from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.times import Window
-from gpuledger_reports.reading.usage_sums import StoreReadError, UsageReader, table_versions
+from gpuledger_reports.reading.usage_sums import StoreReadError, UsageReader, check_tables
 
 MAX_LINES: Final = 100_000
 """Maximum number of allocations in an answer; each is about 2 KB of JSON."""
@@ -60,6 +58,8 @@ class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     body: bytes
     status: int = 200
+    logged: str = ""
+    """The cause of an error, for the log only: it names files of the store."""
 
 
 def error_body(status: int, message: str, *, parameter: str | None = None) -> bytes:
@@ -82,7 +82,8 @@ def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
         # For example, a compaction has replaced a file, or the object store is unavailable. Clients
         # must not see the file's name or location.
         name = type(error).__name__
-        return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"cannot read the store: {name}")
+        answer = _error(HTTPStatus.SERVICE_UNAVAILABLE, f"cannot read the store: {name}")
+        return msgspec.structs.replace(answer, logged=str(error))
     except UserError as error:
         # The store or the prices are wrong, which the client cannot fix.
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
@@ -101,10 +102,7 @@ def _body(question: Question, settings: AnswerSettings) -> bytes:
     read = read_policy(Path(settings.prices) if settings.prices else None)
     match question:
         case StoreStateQuestion():
-            uri, options = settings.store_uri, settings.storage_options
-            # Closed bills can be explained too.
-            closed = version_of(uri, BILL_LINES.name, options)
-            versions = {**table_versions(uri, options), BILL_LINES.name: closed}
+            versions = check_tables(settings.store_uri, settings.storage_options)
             return msgspec.json.encode({"tables": versions, "prices": read.sha256})
         case AllocationQuestion():
             by = dimensions_for(question, find=lambda field: _dimensions(field, read.policy))

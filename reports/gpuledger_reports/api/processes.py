@@ -15,6 +15,7 @@ from pebble import CONSTS, ProcessFuture
 from pebble.concurrent import process
 
 from gpuledger.errors import GpuledgerError
+from gpuledger.runtime.logs import Repeats
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer, answer_to, error_body
 from gpuledger_reports.api.metrics import COMPUTING, PROCESSES_ENDED_TOTAL, ProcessEnd
 from gpuledger_reports.api.questions import Question
@@ -27,6 +28,7 @@ _CONTEXT.set_forkserver_preload([__name__])
 # A process does not handle SIGTERM while DuckDB runs. It only reads, so SIGKILL is safe.
 CONSTS.term_timeout = 0.0
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class BusyError(GpuledgerError):
@@ -92,7 +94,7 @@ class BillProcesses:
     async def _computed(self, question: Question) -> ReportAnswer:
         try:
             # Cancelling the future kills the process.
-            return await asyncio.wrap_future(self._answer(question, self._settings))
+            answer = await asyncio.wrap_future(self._answer(question, self._settings))
         except asyncio.CancelledError:
             PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.LATE.value).inc()
             raise
@@ -104,6 +106,9 @@ class BillProcesses:
             _log.exception("bill_failed")
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             return ReportAnswer(status=status, body=error_body(status, "internal error"))
+        if answer.logged and (count := _repeats.count(answer.logged)):
+            _log.warning("store_read_failed", error=answer.logged, count=count)
+        return answer
 
 
 def start_server() -> None:

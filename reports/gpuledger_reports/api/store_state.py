@@ -39,6 +39,8 @@ class StoreState:
         # A slow check is not a failure: the previous state stays valid meanwhile.
         self._holds_seconds = max(HOLDS_INTERVALS * interval_seconds, timeout_seconds)
         self._found, self._found_seconds = b"", 0.0
+        self._tables: set[str] = set()
+        """The names of tables that existed at an earlier check."""
 
     def current(self) -> bytes | None:
         """Return the state as bytes, or `None` if no recent check succeeded.
@@ -65,8 +67,13 @@ class StoreState:
         if answer.status != HTTPStatus.OK:
             self._check.failed(content["message"])
             return
+        found = {name for name, version in content["tables"].items() if version is not None}
+        if missing := self._tables - found:
+            # A bill without their rows would be too low.
+            self._check.failed(f"tables that existed are missing: {', '.join(sorted(missing))}")
+            return
+        self._tables = found
         self._found, self._found_seconds = answer.body, self._monotonic_seconds()
         STORE_TIMESTAMP_SECONDS.set(time.time())
         # A store without tables is not an error; requests report that there is no usage.
-        is_new = all(version is None for version in content["tables"].values())
-        self._check.ok("no usage yet" if is_new else "")
+        self._check.ok("" if found else "no usage yet")

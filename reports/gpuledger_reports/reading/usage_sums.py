@@ -20,9 +20,11 @@ import duckdb
 import msgspec
 
 from gpuledger.errors import UserError
+from gpuledger.store.bill_table import BILL_LINES
+from gpuledger.store.damaged_files import local_folder
 from gpuledger.store.object_files import open_object_files
 from gpuledger.store.pod_names import NEWEST_LAST
-from gpuledger.store.query import gaps_of_files, no_store, relation, version_of
+from gpuledger.store.query import check_table, gaps_of_files, no_store, relation
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from gpuledger_reports.reading import charging_sql as sql
@@ -267,11 +269,18 @@ def _within(window: Window) -> str:
     return f"{{0}} >= {begin} AND {{0}} < {end}"
 
 
-def table_versions(
+def check_tables(
     store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, int | None]:
-    """Return the version of each table that bills read, by name; `None` if it is missing."""
-    return {t.name: version_of(store_uri, t.name, storage_options) for t in _INPUTS}
+    """Return the version of each table that reports read, by name; `None` if it is missing.
+
+    Raises `UserError` if the store is missing or damaged.
+    """
+    folder = local_folder(store_uri)
+    if folder is not None and not folder.is_dir():
+        raise no_store(store_uri, "")
+    tables = (*_INPUTS, BILL_LINES)  # closed bills can be explained too
+    return {each.name: check_table(store_uri, each.name, storage_options) for each in tables}
 
 
 class UsageReader:

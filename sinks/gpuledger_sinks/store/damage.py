@@ -2,8 +2,7 @@
 
 A table whose newest commit or checkpoint was cut short (full disk, power failure) can be neither
 read nor written until that file is removed; see "Repair a table" in docs/guides/store.md. The error
-of deltalake does not name the file, so this module searches for it if the store is a local
-directory.
+of deltalake does not name the file; `gpuledger.store.damaged_files` finds it in a local directory.
 
 deltalake accepts a commit that was cut off right after a line. Such a commit contains rows without
 their offsets, so the rows would be appended again. The offsets are in the last lines of a commit.
@@ -16,12 +15,16 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 from deltalake.exceptions import DeltaError
 
+from gpuledger.store.damaged_files import (
+    ANNOUNCEMENT,
+    announced_offsets,
+    damaged_log_files,
+    local_folder,
+)
 from gpuledger.store.query import is_damage, unfold
 from gpuledger_sinks.errors import DiskFullError, ReceiverUnavailableError
 
@@ -33,12 +36,8 @@ _GIVE_CREDENTIALS: Final = (
 _REPAIR: Final = 'see "Repair a table" in docs/guides/store.md'
 _NO_SPACE: Final = os.strerror(errno.ENOSPC)
 _SHOWN_CHARACTERS: Final = 600
-ANNOUNCEMENT: Final = "gpuledger.offsets"
-"""The key in `commitInfo` whose value is the commit's offset of each stream, as JSON."""
 ANNOUNCED_COMMITS: Final = 10
 """Number of newest commits whose announcements are checked; each is a file to read."""
-_NEWEST_COMMITS: Final = 100
-_PARQUET: Final = b"PAR1"
 
 
 def explain(error: Exception, uri: str) -> str:
@@ -93,7 +92,7 @@ def is_complete(
     announcement, such as a compaction, counts as complete.
     """
     for commit in history:
-        for stream, offset in _announced(commit).items():
+        for stream, offset in announced_offsets(commit).items():
             stored = offset_of(stream)
             if stored is None or stored < offset:
                 return False
@@ -105,13 +104,8 @@ def explain_incomplete(uri: str) -> str:
     return f"{_damaged(uri)}; its last lines, the offsets of its rows, are missing"
 
 
-def _announced(commit_info: Mapping[str, Any]) -> dict[str, int]:
-    announced: dict[str, int] = json.loads(commit_info.get(ANNOUNCEMENT, "{}"))
-    return announced
-
-
 def _damaged(uri: str) -> str:
-    files = ", ".join(damaged_files(uri)) or "one of the newest files of _delta_log"
+    files = ", ".join(damaged_log_files(uri)) or "one of the newest files of _delta_log"
     return f"its log is damaged ({files}); {_REPAIR}"
 
 
@@ -126,14 +120,6 @@ def first_line_of(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def local_folder(uri: str) -> Path | None:
-    """Return the directory of a store or table on this machine; `None` for an object store."""
-    parts = urlsplit(uri)
-    if parts.scheme not in {"", "file"}:
-        return None
-    return Path(unquote(parts.path) if parts.scheme else uri)
-
-
 def is_disk_full(uri: str) -> bool:
     """Return whether the file system of a local store has no space or no inode left."""
     if (folder := local_folder(uri)) is None:
@@ -145,45 +131,3 @@ def is_disk_full(uri: str) -> bool:
         has_blocks = disk.f_blocks == 0 or disk.f_bavail > 0
         return not (has_blocks and (disk.f_files == 0 or disk.f_favail > 0))
     return False
-
-
-def damaged_files(uri: str) -> list[str]:
-    """Return the names of commits and checkpoints that were cut short, the newest last.
-
-    Returns none for a store that is not in a local directory.
-    """
-    if (folder := local_folder(uri)) is None:
-        return []  # an object store writes whole objects or nothing
-    log, damaged = folder / "_delta_log", list[str]()
-    # If the directory cannot be read, only the files found so far are returned.
-    with suppress(OSError):
-        # A checkpoint replaces all earlier commits, so deltalake reads only the newest commits.
-        for commit in sorted(log.glob("*.json"))[-_NEWEST_COMMITS:]:
-            if not _is_whole_commit(commit):
-                damaged.append(commit.name)
-        for checkpoint in log.glob("*.checkpoint*.parquet"):
-            if not _is_whole_parquet(checkpoint):
-                damaged.append(checkpoint.name)
-    return sorted(damaged)
-
-
-def _is_whole_commit(path: Path) -> bool:
-    try:
-        actions = [json.loads(line) for line in path.read_bytes().splitlines()]
-    except ValueError:
-        return False
-    if not all(isinstance(action, dict) for action in actions):
-        return False
-    announced: set[str] = set()
-    for action in actions:
-        announced |= _announced(action.get("commitInfo", {})).keys()
-    return announced <= {action["txn"]["appId"] for action in actions if "txn" in action}
-
-
-def _is_whole_parquet(path: Path) -> bool:
-    # A Parquet file has a marker at both ends; a file that was cut short lacks the last one.
-    with path.open("rb") as file:
-        if file.read(len(_PARQUET)) != _PARQUET:
-            return False
-        file.seek(-len(_PARQUET), 2)
-        return file.read() == _PARQUET

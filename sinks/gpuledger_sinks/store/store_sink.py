@@ -20,13 +20,13 @@ from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.settings.secret import shown_url
+from gpuledger.store.damaged_files import local_folder
 from gpuledger_sinks.errors import ReceiverUnavailableError, retry_receiver
 from gpuledger_sinks.metrics import SENT_TOTAL, count_dropped
 from gpuledger_sinks.protocol import Batch, Partitions, Refusal, RejectedEvent, Sink, SinkContext
 from gpuledger_sinks.registry import STORE
 from gpuledger_sinks.settings import StoreSettings
 from gpuledger_sinks.store.buffer import DayWindow, RowBuffer, rows_of
-from gpuledger_sinks.store.damage import local_folder
 from gpuledger_sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
 from gpuledger_sinks.store.maintenance_lag import MaintenanceLag, measured_lag
 from gpuledger_sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of

@@ -260,10 +260,10 @@ async def test_the_bill_equals_that_of_the_command_and_its_lines_can_be_explaine
 async def test_a_store_without_usage_is_reported_as_such_and_the_service_is_ready(
     tmp_path: Path,
 ) -> None:
-    served = InlinePages(settings_for(str(tmp_path / "empty")))
+    served = InlinePages(settings_for(str(tmp_path)))
     async with served.running():
         response = await served.get("/allocation", "window=7d")
-    assert "no such directory" in check_form("/allocation", response)["message"]
+    assert "no usage in the store" in check_form("/allocation", response)["message"]
     assert (response.status, response.headers["retry-after"]) == (503, "5")
     assert (served.check.is_ok, served.check.detail) == (True, "no usage yet")
 
