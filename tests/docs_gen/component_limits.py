@@ -86,7 +86,7 @@ COMPONENT_LIMITS: Final = (
                 "Requests that wait for a password check",
                 gpuledger.runtime.http.web_config,
                 "_MAX_WAITING",
-                "503.",
+                "503 with `Retry-After`.",
             ),
         ),
     ),

@@ -81,6 +81,11 @@ class ClientConnection(H11Protocol):
     waited longest. A connection waits from its start, or the end of an answer, until it has a
     complete request, and while its client does not read an answer. Connections that are being
     answered are not replaced.
+
+    asyncio accepts many connections before it reads from the first. A plain connection is therefore
+    replaced only after the event loop has read the request that it may have brought. Otherwise, a
+    burst of requests, as from an ingress, would be cut off. A TLS connection is replaced at once,
+    because its handshake takes several reads and much memory.
     """
 
     def __init__(
@@ -95,7 +100,7 @@ class ClientConnection(H11Protocol):
         self._context, self._waiting = context, waiting
         self._wire: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_open = False
+        self._is_open = self._is_read = self._has_tls = False
         self._early = b""
 
     def abort(self) -> None:
@@ -108,8 +113,9 @@ class ClientConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         self._wire = transport
         self.connections.add(self)
-        self._wait(HEAD_SECONDS)
         context = self._context() if self._context else None
+        self._has_tls = context is not None
+        self._wait(HEAD_SECONDS)
         if context is None:
             self._begin(transport)
         else:
@@ -178,8 +184,21 @@ class ClientConnection(H11Protocol):
     def _wait(self, seconds: float) -> None:
         self._waiting[self] = None
         self._timer = self.loop.call_later(seconds, self.abort)
-        if len(self._waiting) > MAX_WAITING:
-            next(iter(self._waiting)).abort()
+        self._is_read = False
+        if not self._has_tls:
+            # In the loop's next iteration, data is received after all scheduled calls.
+            self.loop.call_soon(self.loop.call_soon, self._make_room)
+            return
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Let this connection be replaced from now on, and replace those that wait too long."""
+        self._is_read = True
+        while len(self._waiting) > MAX_WAITING:
+            longest = next(iter(self._waiting))
+            if not longest._is_read:  # noqa: SLF001  # another connection
+                break
+            longest.abort()
 
     def _work(self) -> None:
         self._waiting.pop(self, None)

@@ -192,7 +192,8 @@ class WebGuard:
             status = await self._users.status_for(header(scope, "authorization"))
         if status is not HTTPStatus.OK:
             # The connection may be older than a change that requires certificates.
-            await refuse(send, status, WWW_Authenticate="Basic", Connection="close")
+            more = {"Retry_After": "1"} if status is HTTPStatus.SERVICE_UNAVAILABLE else {}
+            await refuse(send, status, WWW_Authenticate="Basic", Connection="close", **more)
         return status is HTTPStatus.OK
 
     def _read(self) -> list[Validity]:

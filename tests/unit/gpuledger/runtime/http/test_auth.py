@@ -105,6 +105,17 @@ async def test_metrics_require_a_user_and_probes_do_not(
     assert ("WWW-Authenticate" in headers) == (status == 401)
 
 
+async def test_clients_that_must_wait_for_a_password_check_learn_when_to_retry(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, USERS) as url:
+        found = await asyncio.gather(
+            *(get(f"{url}/metrics", auth=f"alice:wrong {number}") for number in range(24))
+        )
+    assert {status for status, _ in found} == {401, 503}
+    assert all(("Retry-After" in headers) == (status == 503) for status, headers in found)
+
+
 ODD_LOGINS = [
     "Basic \u00e9\u00e9\u00e9",
     "Basic \xff",

@@ -2,10 +2,11 @@
 
 import asyncio
 import gc
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 
 import pytest
 
@@ -129,6 +130,26 @@ async def test_the_connection_that_waits_longest_for_its_client_is_closed_first(
         async with asyncio.timeout(HANG_SECONDS):
             assert await second[0].read() == b""
         assert (await ask(first, get("/livez")))[0] == 200
+
+
+async def test_a_burst_of_requests_over_separate_connections_is_answered_completely() -> None:
+    """All arrive while the process is busy, as those of a dashboard behind an ingress."""
+    answered = 0
+    async with serving() as connect:
+        _, writer = await connect()
+        address = writer.get_extra_info("peername")
+        with ExitStack() as stack:
+            clients = [stack.enter_context(socket.socket()) for _ in range(3 * server.MAX_WAITING)]
+            for client in clients:
+                # Blocking, so that the server accepts none of them before all have sent.
+                client.connect(address)
+                client.sendall(get("/livez").encode())
+                client.setblocking(False)  # noqa: FBT003  # has no name
+            for client in clients:
+                async with asyncio.timeout(HANG_SECONDS):
+                    found = await asyncio.get_running_loop().sock_recv(client, 4096)
+                answered += found.startswith(b"HTTP/1.1 200")
+    assert answered == len(clients)
 
 
 async def test_a_flood_of_connections_does_not_end_a_page_that_is_being_made() -> None:
