@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,10 +26,12 @@ from gpuledger.bus.limits import (
     MAX_RECORD_HEADERS,
     MAX_TURN_BYTES,
     MAX_UNPACKED_BYTES,
+    TOPIC_MESSAGE_BYTES,
 )
 from gpuledger.bus.protocol import Record, TopicPartition, UnreadableReason
 from tests import raw_batches
 from tests.raw_batches import GZIP, LZ4, NONE, SNAPPY, ZSTD, Raw
+from tests.real.hostile_batches import max_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,6 +167,38 @@ def test_the_position_after_each_record_is_exact(
 
     for record in found:
         assert found.next_fetch_offset == record.offset + 1
+
+
+BOMB_BYTES = 128 * 2**20
+_CLAIMED = b"\xff\xff\xff\xff\x0f"
+"""4 GiB, as the size in the head of a snappy block."""
+BOMBS = {
+    "gzip": (GZIP, lambda: raw_batches.pack(bytes(BOMB_BYTES), GZIP), CODEC),
+    "snappy": (SNAPPY, lambda: _CLAIMED + raw_batches.pack(bytes(2**20), SNAPPY), CODEC),
+    "lz4": (LZ4, lambda: raw_batches.pack(bytes(BOMB_BYTES), LZ4), CODEC),
+    "zstd": (ZSTD, lambda: raw_batches.bomb(BOMB_BYTES), TOO_LARGE),
+    "zstd without a size": (
+        ZSTD,
+        lambda: raw_batches.bomb(BOMB_BYTES, declares_size=False),
+        TOO_LARGE,
+    ),
+}
+"""Batches of at most 1 MiB that would take at least 128 MiB, by codec of Kafka."""
+
+
+@pytest.mark.parametrize(("codec", "made", "reason"), BOMBS.values(), ids=BOMBS)
+def test_a_bomb_of_any_codec_is_one_unreadable_record_and_takes_no_memory(
+    codec: int, made: Callable[[], bytes], reason: UnreadableReason
+) -> None:
+    packed = made()
+    assert len(packed) <= TOPIC_MESSAGE_BYTES
+    parts = [(0, batch(values(0), at=0)), (3, of(packed, at=3, codec=codec))]
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
+    before = max_memory_bytes(os.getpid())
+
+    assert shown(fetched(parts)) == [0, 1, 2, (3, 5, reason)]
+    assert max_memory_bytes(os.getpid()) - before < BOMB_BYTES / 4
 
 
 def test_a_batch_with_more_records_than_ours_ever_have_is_reported_as_one_record() -> None:
