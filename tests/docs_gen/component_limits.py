@@ -302,7 +302,7 @@ COMPONENT_LIMITS: Final = (
                 "Clusters of a partition with watermarks",
                 gpuledger.completeness,
                 "MAX_CLUSTERS",
-                "Watermarks of further clusters are ignored.",
+                "Watermarks of further clusters are neither used nor published.",
             ),
             Limit(
                 "Time by which a watermark may be ahead",

@@ -170,6 +170,10 @@ CLOCK_STEPS_TOTAL: Final = Counter(
     ["direction"],
 )
 count_from_zero(CLOCK_STEPS_TOTAL, direction=("ahead", "back"))
+NEW_CLUSTERS_TOTAL: Final = Counter(
+    "gpuledger_join_new_clusters",
+    "Total number of clusters whose first sample came before any watermark of their podwatch.",
+)
 NODE_BEHIND_SECONDS: Final = Gauge(
     "gpuledger_join_node_behind_api_server_seconds",
     "Minimum time by which a node's clock lags the API server's, in whole seconds: a recent pod"

@@ -232,6 +232,7 @@ class JoinObserver:
         self._overlaps = Repeats()
         self._newest_ns = 0
         self._ahead = Repeats()
+        self._new_clusters = Repeats()
         self._unbooked = UnbookedNodes()
         self._unresponsive = UnresponsiveNodes()
         self._foreign = Repeats()
@@ -355,6 +356,12 @@ class JoinObserver:
     def observe_clock_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set after the previous tick."""
         self._skew.observe_clock_step(node, seconds)
+
+    def observe_new_cluster(self, node: str) -> None:
+        """Record that a node sent the first tick of a cluster that no watermark names."""
+        metrics.NEW_CLUSTERS_TOTAL.inc()
+        if count := self._new_clusters.count("new_cluster"):
+            _log.info("cluster_appeared", **_names(node), count=count)
 
     def observe_seq_ahead(self, node: str, seconds: float) -> None:
         """Record that the `seq` of a booked or rejected tick exceeds the time since boot."""

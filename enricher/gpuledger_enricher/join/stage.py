@@ -353,6 +353,8 @@ class JoinStage:
         events = self._publishable(record, event, what="event")
         # A rejected tick is not booked; the gap of the next tick contains its time.
         if events:
+            if watermark is None:
+                self._find_new_cluster(sample, watermarks)
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._observer.observe_clock_step(node, step_seconds)
             watermarks.advance(
@@ -367,6 +369,17 @@ class JoinStage:
             if sample.time_ns <= watermarks.complete_until_ns(sample.cluster):
                 metrics.BEHIND_WATERMARK_TOTAL.inc()
         return events
+
+    def _find_new_cluster(self, sample: NodeSample, watermarks: NodeWatermarks) -> None:
+        """Report the cluster of a new node unless a watermark names it.
+
+        podwatch publishes a watermark in each partition, and so does the join once it knows the
+        cluster.
+        """
+        cluster = sample.cluster
+        if not any(known.knows_cluster(cluster) for known in self._watermarks.values()):
+            self._observer.observe_new_cluster(node_key(sample))
+        watermarks.call_complete(cluster, 0)
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
         """Return the message for a result; reject the record if the message is too large.

@@ -3,10 +3,11 @@
 from typing import Final
 
 import pytest
+from prometheus_client import REGISTRY
 
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
-from gpuledger.completeness import JOIN, PODWATCH, key_of
+from gpuledger.completeness import JOIN, MAX_CLUSTERS, PODWATCH, key_of
 from gpuledger.keys import key_in, node_key, show_node, split_key
 from gpuledger.records import NodeProgress, NodeRecord, PodState, Watermark
 from gpuledger_enricher.join.progress.watermarks import NodeWatermarks
@@ -100,6 +101,35 @@ def test_a_cluster_without_a_node_in_a_partition_is_as_complete_as_the_partition
         CLUSTERS, event.time_ns
     )
     assert (found[BLUE].node_count, found[GREEN].node_count) == (1, 0)
+
+
+def test_a_cluster_is_new_once_unless_a_watermark_names_it(given: Given) -> None:
+    """However many nodes it has; podwatch or an earlier worker of the join publishes watermarks."""
+
+    def count() -> float:
+        return REGISTRY.get_sample_value("gpuledger_join_new_clusters_total") or 0.0
+
+    before = count()
+    given.stage.take_watermarks([podwatch_watermark(BLUE, time_ns=1, offset=0)])
+    for number in range(3):
+        given.take(cluster=BLUE, node=f"node-{number}")
+    assert count() == before
+    for number in range(3):
+        given.take(cluster=GREEN, node=f"node-{number}")
+    assert count() == before + 1
+    given.take(cluster="invented")
+    assert count() == before + 2
+
+
+def test_invented_clusters_are_no_burden_and_displace_no_watermark_of_another() -> None:
+    nodes = NodeWatermarks()
+    for number in range(MAX_CLUSTERS + 100):
+        cluster = BLUE if number == 0 else f"invented-{number}"
+        nodes.advance(sample(cluster=cluster), offset=1, written_ms=1, now_ns=NOW_NS)
+    for _ in range(2):
+        found = nodes.find_complete(now_ns=NOW_NS, is_at_end=True)
+        assert len(found) == MAX_CLUSTERS
+        assert found[BLUE].node_count == 1
 
 
 def podwatch_watermark(cluster: str, *, time_ns: int, offset: int) -> Record:

@@ -6,7 +6,7 @@ not use the bus.
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
@@ -107,6 +107,10 @@ class NodeWatermarks:
             known_ns = self.complete_until_ns(cluster)
             self._complete_until_ns[cluster] = max(known_ns, until_ns)
 
+    def knows_cluster(self, cluster: str) -> bool:
+        """Return whether a watermark of this partition names the cluster."""
+        return cluster in self._complete_until_ns
+
     def find_complete(self, *, now_ns: int, is_at_end: bool) -> dict[str, Reached]:
         """Return, by cluster, the time through which the partition is complete.
 
@@ -114,8 +118,10 @@ class NodeWatermarks:
         clock. A cluster without nodes in this partition is as complete as the partition. The same
         applies to a cluster whose nodes are all unresponsive while nodes of other clusters send
         ticks, such as a removed cluster. If no cluster is known, the default cluster is reported,
-        because an empty partition is complete too. `is_at_end` means that all records have been
-        read. The cost is proportional to the number of nodes.
+        because an empty partition is complete too. The result has at most `MAX_CLUSTERS`, those
+        that have been known for longest; otherwise, a writer who invents nodes could have a
+        watermark published for each of them every few seconds. `is_at_end` means that all records
+        have been read. The cost is proportional to the number of nodes.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
@@ -130,7 +136,7 @@ class NodeWatermarks:
             nodes.setdefault(split_key(key)[0], {})[key] = watermark
         complete: dict[str, Reached] = {}
         newest_ns = max((each.last_seen_ns for each in self._watermarks.values()), default=0)
-        for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
+        for cluster, known in islice((nodes or {DEFAULT_CLUSTER: {}}).items(), MAX_CLUSTERS):
             last_seen_ns = max((each.last_seen_ns for each in known.values()), default=0)
             is_present = newest_ns - max(last_seen_ns, self._since_ns) < UNRESPONSIVE_NS
             found = None
