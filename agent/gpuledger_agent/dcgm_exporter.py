@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings.sources import Given, Layer
+from gpuledger.texts import shorten
 from gpuledger_agent.settings import KubeletSettings
 
 _LISTEN: Final = "0.0.0.0:9400"  # dcgm-exporter's default
@@ -30,6 +31,7 @@ _FALSE: Final = ("0", "f", "F", "FALSE", "false", "False")
 # Values that request nothing.
 _IDLE: Final = (*_FALSE, "none", "NONE")
 _LISTS: Final = Path("/etc/dcgm-exporter")
+_SHOWN_CHARACTERS: Final = 80
 _DEFAULT_LIST: Final = "default-counters.csv"
 # Settings of intervals in seconds, with their defaults and minimums.
 _INTERVALS: Final = (
@@ -74,7 +76,7 @@ def read_interval(value: str) -> Meaning:
     The flag is in milliseconds. At longer intervals, the agent reads more often anyway.
     """
     if not value.isascii() or not value.isdigit() or not int(value):
-        raise ValueError(f"expected milliseconds > 0, got {value!r}")
+        raise ValueError(f"expected milliseconds > 0, got {shorten(value, _SHOWN_CHARACTERS)!r}")
     seconds = int(value) / 1000
     return {
         name: f"{max(seconds, shortest):g}"

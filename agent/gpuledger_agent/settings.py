@@ -86,7 +86,7 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         for pattern in self.dcgm_pod_label_patterns:
             try:
                 re.compile(pattern)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"dcgm_pod_label_patterns: {pattern!r}: {error}") from error
         try:
             parse_devices(self.dcgm_devices)

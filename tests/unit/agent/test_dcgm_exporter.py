@@ -248,6 +248,9 @@ def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
         (["--log-format=xml"], {}, "--log-format: expected"),
         (["-f"], {}, "-f: expected a value"),
         (["--kubernetes-pod-label-allowlist-regex=("], {}, "allowlist-regex: '(': missing )"),
+        (["--kubernetes-pod-label-allowlist-regex", "(" * 20_000], {}, "allowlist-regex: '(((("),
+        (["--kubernetes-pod-label-allowlist-regex", "a{" + "9" * 20 + "}"], {}, "regex: 'a{9"),
+        (["-c", "9" * 30_000], {}, "-c: "),
         (["-c", "30s"], {}, "-c: expected milliseconds > 0, got '30s'"),
         ([], {"DCGM_EXPORTER_INTERVAL": "0"}, "DCGM_EXPORTER_INTERVAL: expected milliseconds > 0"),
         (["-d", "h"], {}, "-d: expected f, g, i, g+i or GPUs such as g:0,2-3, got 'h'"),
@@ -259,6 +262,7 @@ def test_an_invalid_value_is_rejected_with_the_name_of_its_setting(
     with pytest.raises(SettingsError) as caught:
         load(argv, environ)
     assert message in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_switch_does_not_take_the_next_word_as_its_value() -> None:
