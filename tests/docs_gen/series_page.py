@@ -47,6 +47,7 @@ INSTEAD: Final[Mapping[str, str]] = {
 _ALERT_COLUMNS: Final = ("alert", "severity", "for")
 _GROUPS: Final = {
     "gpuledger": "Alerts on gpuledger itself",
+    "gpuledger-scrapes": "Alerts on missing components",
     "gpuledger-gpus": "Alerts on GPUs",
 }
 _NAMES: Final = ("gpuledger", "podwatch")
@@ -122,9 +123,11 @@ def _section(title: str, rules: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     yield from (f"## {title}", "")
     for rule in rules:
         wait = f" The condition must hold for {rule['for']}." if "for" in rule else ""
+        keep = rule.get("keep_firing_for")
+        stay = f" The alert stays active for {keep} after the condition ends." if keep else ""
         summary, description = (rule["annotations"][name] for name in ("summary", "description"))
         yield from (f"### {rule['alert']}", "")
-        yield from (f"Severity: {rule['labels']['severity']}.{wait}", "")
+        yield from (f"Severity: {rule['labels']['severity']}.{wait}{stay}", "")
         yield from ("```promql", rule["expr"], "```", "")
         yield from (f"- **Meaning:** {shown(_SOURCE.sub('', summary))}.",)
         yield from (f"- **First action:** {shown(description)}", "")

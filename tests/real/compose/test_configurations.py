@@ -32,6 +32,14 @@ def test_alertmanager_accepts_its_configuration(
     assert alertmanager.alerts() == []
 
 
+def test_alertmanager_accepts_the_shipped_grouping_and_inhibition(
+    start_alertmanager: Callable[..., Alertmanager],
+) -> None:
+    config = (ROOT / "deploy" / "alertmanager" / "alertmanager.yml").read_text()
+
+    assert start_alertmanager(config=config).alerts() == []
+
+
 def test_promtool_accepts_the_rules(promtool: Path) -> None:
     rules = map(str, (ROOT / "deploy" / "prometheus").glob("*.rules.yaml"))
     command = [str(promtool), "check", "rules", "--lint=all", "--lint-fatal", *rules]
