@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
 
 from tests.unit.deployment.components import ROOT
 
@@ -60,3 +64,64 @@ def test_promtool_accepts_the_documented_scrape_configuration(
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+META = {
+    "__meta_kubernetes_service_label_app_kubernetes_io_name": "gpuledger",
+    "__meta_kubernetes_service_label_app_kubernetes_io_component": "{component}",
+    "__meta_kubernetes_pod_label_app_kubernetes_io_component": "{component}",
+    "__meta_kubernetes_endpointslice_port_name": "http",
+    "__meta_kubernetes_pod_name": "gpuledger-{component}-x",
+    "__meta_kubernetes_pod_node_name": "gpu-node-7",
+}
+"""Labels that Kubernetes' service discovery gives to a component's target."""
+
+
+def documented_jobs() -> dict[str, list[dict[str, Any]]]:
+    """Return the documented relabelings of the scrape job and of the PodMonitor."""
+    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+    blocks = [yaml.safe_load(one) for one in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    (job,) = (one["scrape_configs"][0] for one in blocks if "scrape_configs" in one)
+    (monitor,) = (one["spec"] for one in blocks if one.get("kind") == "PodMonitor")
+    assert (job["job_name"], monitor["jobLabel"]) == ("gpuledger", "app.kubernetes.io/name")
+    relabelings = monitor["podMetricsEndpoints"][0]["relabelings"]
+    snake_case = [
+        {
+            re.sub(r"[A-Z]", lambda found: f"_{found[0].lower()}", name): value
+            for name, value in one.items()
+        }
+        for one in relabelings
+    ]
+    return {"a scrape job": job["relabel_configs"], "a PodMonitor": snake_case}
+
+
+@pytest.mark.parametrize("kind", ["a scrape job", "a PodMonitor"])
+@pytest.mark.parametrize("component", ["agent", "join", "sink-store"])
+def test_a_documented_target_has_the_labels_that_the_rules_need(
+    kind: str, component: str, promtool: Path, tmp_path: Path
+) -> None:
+    meta = {name: value.format(component=component) for name, value in META.items()}
+    config = {
+        "scrape_configs": [
+            {
+                "job_name": "gpuledger",
+                "static_configs": [{"targets": ["10.0.0.1:9820"], "labels": meta}],
+                "relabel_configs": documented_jobs()[kind],
+            }
+        ]
+    }
+    file = tmp_path / "prometheus.yml"
+    file.write_text(yaml.safe_dump(config))
+    command = [str(promtool), "check", "service-discovery", str(file), "gpuledger"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    (target,) = json.loads(done.stdout)
+    place = {"node": "gpu-node-7", "instance": "gpu-node-7"}
+
+    shown = {name: value for name, value in target["labels"].items() if not name.startswith("__")}
+    assert shown == {
+        "job": "gpuledger",
+        "component": component,
+        "cluster": "default",
+        "kubernetes_node": "gpu-node-7",
+        "instance": f"gpuledger-{component}-x",
+    } | (place if component == "agent" else {})
