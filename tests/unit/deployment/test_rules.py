@@ -191,6 +191,26 @@ def test_a_rule_has_a_severity_two_sentences_and_a_section_of_the_page_as_its_ru
 
 
 @for_each("rule", RULES)
+def test_an_alert_has_the_labels_of_its_target_or_names_its_cluster_and_place(
+    rule: dict[str, Any],
+) -> None:
+    """The shipped scrape configuration gives each target a cluster, a component and an instance.
+
+    A sum over targets has only the labels that it keeps.
+    """
+    expression, summary = rule["expr"], rule["annotations"]["summary"]
+    kept = re.search(r"\bby \((cluster[^)]*)\)", expression)
+    if kept is None:
+        assert "$labels.instance" in summary or "$labels.component" in summary
+        return
+    places = {"node", "component"} & set(kept[1].split(", "))
+
+    assert "$labels.cluster" in summary
+    assert all(f"$labels.{place}" in summary for place in places)
+    assert places or re.search(r"podwatch|Kafka|series of pods", summary)
+
+
+@for_each("rule", RULES)
 def test_every_page_and_heading_that_a_rule_names_exists(rule: dict[str, Any]) -> None:
     texts = "\n".join(rule["annotations"].values())
     for page, anchor in re.findall(r"\((docs/[\w/-]+\.md)(?:#([\w-]+))?\)", texts):
