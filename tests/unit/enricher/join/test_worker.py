@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import cast
 
+from prometheus_client import REGISTRY
+
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
-from gpuledger.clock import SystemClock
 from gpuledger.errors import BusError
 from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, RetryingCaller
@@ -21,6 +22,7 @@ from tests.default_topics import EVENTS, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
+from tests.unit.sinks.builders import ManualClock
 
 ANNOUNCER = Announcer(topic=EVENTS.name, publisher="test")
 PARTITION = TopicPartition(SAMPLES.name, 3)
@@ -49,6 +51,8 @@ class Member:
         self._steps = list(steps)
         self._held: frozenset[TopicPartition] = frozenset()
         self.has_ended = asyncio.Event()
+        self.is_reachable = True
+        self.clock = ManualClock()
 
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator["Member"]:
@@ -68,6 +72,11 @@ class Member:
                 self._held = frozenset()
             case "brings":
                 return BAD
+            case "is unreachable for a minute":
+                self.is_reachable = False
+                self.clock.advance(60)
+            case "is reachable":
+                self.is_reachable = True
             case _:
                 self.has_ended.set()
                 await asyncio.Event().wait()
@@ -75,6 +84,9 @@ class Member:
 
     def assignment(self) -> frozenset[TopicPartition]:
         return self._held
+
+    def is_answered(self) -> bool:
+        return self.is_reachable
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Do nothing."""
@@ -100,14 +112,26 @@ class Member:
 
 async def dead_letters_after(*steps: str) -> int:
     """Run a worker through the steps; return how many dead letters it has to publish."""
-    given, member = Given(), Member(*steps)
+    given = Given()
+    await run_through(given, *steps)
+    return len(await given.rejected_records())
+
+
+async def lag_after(*steps: str) -> float | None:
+    """Run a worker through the steps; return the lag that it shows."""
+    await run_through(Given(), *steps)
+    return REGISTRY.get_sample_value("gpuledger_join_lag_seconds")
+
+
+async def run_through(given: Given, *steps: str) -> None:
+    member = Member(*steps)
     retry = RetryingCaller(on=BusError, check=Check())
     tuning = JoinTuning(
         poll_timeout_seconds=0.01, commit_interval_seconds=60, podwatch_timeout_seconds=0
     )
     delivery = cast("Delivery", Undelivered())
     worker = JoinWorker(
-        lag=Lag(clock=SystemClock()),
+        lag=Lag(clock=member.clock),
         stage=given.stage,
         dead_letters=given.dead_letters,
         delivery=delivery,
@@ -131,7 +155,6 @@ async def dead_letters_after(*steps: str) -> int:
     await asyncio.wait_for(member.has_ended.wait(), HANG_SECONDS)
     running.cancel()
     await asyncio.wait({running})
-    return len(await given.rejected_records())
 
 
 async def test_dead_letters_of_a_lost_partition_are_left_to_its_next_owner() -> None:
@@ -141,3 +164,10 @@ async def test_dead_letters_of_a_lost_partition_are_left_to_its_next_owner() -> 
 
 async def test_dead_letters_of_a_partition_that_came_back_are_published_once() -> None:
     assert await dead_letters_after("gains", "brings", "loses", "gains", "brings") == 1
+
+
+async def test_the_lag_of_a_worker_grows_while_its_polls_are_not_answered() -> None:
+    outage = ["is unreachable for a minute"] * 9
+    assert await lag_after("gains") == 0
+    assert await lag_after("gains", *outage) == 540
+    assert await lag_after("gains", *outage, "is reachable") == 0
