@@ -139,8 +139,8 @@ PARTITIONS: Final = Gauge(
 )
 LAG_SECONDS: Final = Gauge(
     "gpuledger_join_lag_seconds",
-    "Age of the oldest sample read whose event is not published yet, in seconds; 0 if there is"
-    " none. During an outage of Kafka, at least the time since its last answer.",
+    "Age of the oldest sample read whose event is not published, in seconds; 0 if none waits."
+    " Without Kafka, the time since its last answer.",
 )
 MIN_AGE_SECONDS: Final = Gauge(
     "gpuledger_join_min_sample_age_seconds",
@@ -159,8 +159,8 @@ NODES_UNBOOKED: Final = Gauge(
 )
 NODE_UNRESPONSIVE_SINCE: Final = Gauge(
     "gpuledger_join_node_unresponsive_since_timestamp_seconds",
-    "Event time of the last sample of a node that has sent no sample for two minutes, in seconds"
-    " since the epoch; absent if podwatch sees the node deleted.",
+    "Event time of the last sample of a node without samples for two minutes, in seconds since the"
+    " epoch; absent for deleted nodes.",
     ["cluster", "node"],
 )
 CLOCK_STEPS_TOTAL: Final = Counter(
