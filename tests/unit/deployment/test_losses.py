@@ -26,6 +26,7 @@ READ_OTHERWISE: Final = {
     "gpuledger_agent_spool_files_quarantined_total": "its samples are dropped with `damaged`",
     "gpuledger_gaps_total": "the check gaps fails",
     "gpuledger_join_gaps_total": "GpuledgerGapsSeen reads their length",
+    "gpuledger_join_samples_overlapping_seconds_total": "GpuledgerSamplesOverlapping counts them",
     "gpuledger_join_podwatch_timeouts_total": "GpuledgerPodsUnnamed reads the effect",
     "gpuledger_join_unknown_pods_total": "GpuledgerPodsUnnamed reads the share",
     "gpuledger_podwatch_objects_undecodable_total": "the check <kind>.objects fails",
