@@ -4,8 +4,9 @@ The pod that used a GPU is looked up by its container id, then by its UID, then,
 by its hash. Only pods of the row's node count, because a node's reports about another node's pods
 are not trusted. Once the pod's record has arrived, it replaces all earlier data, including the
 kubelet's names. For an allocation, the kubelet reports only names, so the allocation belongs to the
-node's pod that had this name at the row's time, not to a pod that was deleted before. Each join
-finds at most one row, so that no entry counts twice.
+node's pod that had this name at the row's time, not to a pod that was deleted before. If the row
+has the UID of a pod with another name, that UID was an assumption of the join, and the name counts.
+Each join finds at most one row, so that no entry counts twice.
 
 Each constant below is the SQL of one relation. In it, `versions` has all rows of `pods`, and
 `entries` has the rows to be named.
@@ -32,7 +33,8 @@ _REQUESTED: Final = """
     GROUP BY cluster, node, pod_uid, container"""
 """Request of each container."""
 _BY_UID: Final = f"""
-    SELECT cluster, node, pod_uid, {_HISTORY} AS history
+    SELECT cluster, node, pod_uid, any_value(namespace) AS namespace, any_value(pod) AS pod,
+        {_HISTORY} AS history
     FROM versions GROUP BY cluster, node, pod_uid"""  # noqa: S608  # the tables' own names
 _BY_HASH: Final = f"""
     SELECT cluster, node, config_hash, {_HISTORY} AS history
@@ -138,14 +140,21 @@ def _found(rows: str, lookup: _Lookup) -> str:
     pod to which the GPU is allocated.
     """
     of_user = "coalesce(of_container.history, by_uid.history, by_hash.history)"
+    is_other = (
+        "(by_holder.namespace <> entries.allocated_namespace"
+        " OR by_holder.pod <> entries.allocated_pod)"
+    )
     placed, of_container, by_uid, by_holder, by_hash, bearers = (
         f"{name} ON {name}.cluster = entries.cluster AND {name}.node = entries.node"
         for name in ("placed", "of_container", "by_uid", "by_holder", "by_hash", "bearers")
     )
     return f"""
-        SELECT entries.*, placed.container AS placed_container,
-            {_IN_FORCE.format(of_user)} AS user,
-            coalesce(by_holder.history, {_bearer_at(lookup.until)}.history) AS allocatee_history
+        SELECT entries.* REPLACE (
+                CASE WHEN {is_other} IS NOT true THEN entries.allocated_pod_uid END
+                    AS allocated_pod_uid),
+            placed.container AS placed_container, {_IN_FORCE.format(of_user)} AS user,
+            coalesce(CASE WHEN {is_other} IS NOT true THEN by_holder.history END,
+                {_bearer_at(lookup.until)}.history) AS allocatee_history
         FROM {rows} AS entries
         LEFT JOIN {placed}
             AND placed.container_id = CASE WHEN {lookup.user} THEN entries.container_id END

@@ -334,7 +334,7 @@ class BillMaker:
             window,
             changes=lookup.changes,
             belongs=belongs,
-            is_known_pod=lookup.needs.is_known_pod,
+            needs=lookup.needs,
         )
         for row in rows:
             # `rows_of` yields all rows of a sum, and some of them may have no unresponsive time.

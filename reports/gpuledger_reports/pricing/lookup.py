@@ -199,6 +199,7 @@ class BillLookup:
             class_of=self._class_of if by_names and not needs_nodes else None,
             has_bases=bool(self._policy.basis),
             is_known_pod=self._book.has_pod,
+            is_other_pod=self._book.is_other_pod,
         )
 
     def _class_of(self, cluster: str, node: str, since_us: int) -> object:

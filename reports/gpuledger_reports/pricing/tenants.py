@@ -122,6 +122,16 @@ class TenantBook:
         """Return whether a pod has a record."""
         return (cluster, node, uid) in self._histories
 
+    def is_other_pod(self, cluster: str, node: str, uid: str, namespace: str, pod: str) -> bool:
+        """Return whether a name belongs to another pod than the one with this UID.
+
+        If the pod with this UID has no record, the name belongs to any pod that had it.
+        """
+        history = self._histories.get((cluster, node, uid))
+        if history:
+            return (history[-1].namespace, history[-1].pod) != (namespace, pod)
+        return (cluster, node, namespace, pod) in self._named
+
     def changes(self, *, with_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
         """Yield the time, cluster and node of each change of a pod's or a namespace's facts.
 

@@ -136,6 +136,20 @@ FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cl
 """  # noqa: S608  # quoted files
 
 
+def with_allocatees_sql(rows: str) -> str:
+    """Return the SQL of rows, without the UIDs of allocatees that are in `other_pods`.
+
+    Such an allocation belongs to the pod that had its name.
+    """
+    return f"""
+SELECT each.* REPLACE (
+    CASE WHEN other.uid IS NULL THEN each.allocated_pod_uid END AS allocated_pod_uid)
+FROM ({rows}) AS each LEFT JOIN other_pods AS other ON other.cluster = each.cluster
+    AND other.node = each.node AND other.uid = each.allocated_pod_uid
+    AND other.namespace = each.allocated_namespace AND other.pod = each.allocated_pod
+"""  # noqa: S608  # quoted files
+
+
 def row_names_sql(rows: Iterable[str]) -> str:
     """Return the SQL that makes `row_names`: names that these rows have for pods in `unnamed`."""
     named_columns = " UNION ALL ".join(

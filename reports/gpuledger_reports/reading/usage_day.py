@@ -17,11 +17,12 @@ the results that are made from it ("For"):
 - `complex_charges` (`complex_sql`): a party's charge in a complex hour. For complex sums.
 
 The first three relations are made again if other records contain a container's pod (`containers`),
-a pod's name (`row_names`), or a physical GPU's model. After a change of model, `devices` is also
-made again. The other relations are made once a day. `mark_special_sql` marks further hours as
-complex by the parties' bases; if all parties pay by allocated time, only the parties of complex
-hours are loaded. `mark_other_users_sql` marks hours in which a party without an allocation used a
-device; `used_by_others_sql` then divides this use among the allocatees.
+a pod's name (`row_names`), or a physical GPU's model. They are also made again if an allocation has
+the UID of another pod (`other_pods`). After a change of model, `devices` is also made again. The
+other relations are made once a day. `mark_special_sql` marks further hours as complex by the
+parties' bases; if all parties pay by allocated time, only the parties of complex hours are loaded.
+`mark_other_users_sql` marks hours in which a party without an allocation used a device;
+`used_by_others_sql` then divides this use among the allocatees.
 
 Plain hours are billed by sums over `usage_parts`: their allocatees pay by allocated time, and
 unallocated time was not used, so claims never exceed the device's time. Only the physical GPU's
@@ -142,10 +143,13 @@ def rows_of(
     *,
     changes: Sequence[Change],
     belongs: Callable[[UsageSum], bool],
-    is_known_pod: Callable[[str, str, str], bool],
+    needs: Needs,
 ) -> Iterator[UsageRow]:
-    """Yield the rows behind the sums for which `belongs` is true, ordered by hour, node and GPU."""
-    needs = ALL_NEEDED._replace(is_known_pod=is_known_pod)
+    """Yield the rows behind the sums for which `belongs` is true, ordered by hour, node and GPU.
+
+    Rows are distinguished by all properties; only the functions about pods of `needs` are used.
+    """
+    needs = ALL_NEEDED._replace(is_known_pod=needs.is_known_pod, is_other_pod=needs.is_other_pod)
     for day in _days_with_changes(window, changes):
         yield from _UsageDay(reader, day, needs).rows(belongs)
 
@@ -264,6 +268,9 @@ class _UsageDay:
         if self._must_place(relation):
             relation = pods_sql.with_pods_sql(relation)
             self._open_parts(relation)
+        if self._has_other_pods():
+            relation = pods_sql.with_allocatees_sql(relation)
+            self._open_parts(relation)
         if self._must_name():
             relation = pods_sql.with_names_sql(relation)
             self._open_parts(relation)
@@ -292,6 +299,23 @@ class _UsageDay:
         if not (self._query(unnamed_pods)[0][0] and self._query(unplaced)[0][0]):
             return False
         return self._reader.load_containers()
+
+    def _has_other_pods(self) -> bool:
+        """Load allocations with the UID of another pod; return whether there are any.
+
+        The kubelet reports only names. Until the records of pods arrive, the join assumes that the
+        only pod that uses a GPU is the pod to which the GPU is allocated.
+        """
+        pods = "SELECT DISTINCT cluster, node, uid, namespace, pod FROM usage_parts"
+        rows = self._query(
+            f"{pods} WHERE {PARTS_NOT_NAMED_BY_ROW} AND is_allocated AND uid IS NOT NULL"
+            " AND namespace IS NOT NULL"
+        )
+        others = [row for row in rows if self._needs.is_other_pod(*row)]
+        columns = dict.fromkeys(("cluster", "node", "uid", "namespace", "pod"), "VARCHAR")
+        if others:
+            self._reader.load("other_pods", columns, others)
+        return bool(others)
 
     def _must_name(self) -> bool:
         """Load pod names that only other rows of the day contain; return whether there are any.

@@ -208,6 +208,9 @@ class Needs(NamedTuple):
     """Whether a rule may bill a tenant by something other than allocated time."""
     is_known_pod: Callable[[str, str, str], bool] = lambda *_: False
     """Returns whether a pod has a record, by cluster, node and UID."""
+    is_other_pod: Callable[[str, str, str, str, str], bool] = lambda *_: False
+    """Returns whether a pod's name belongs to another pod, by cluster, node, UID, namespace and
+    name."""
 
 
 ALL_NEEDED: Final = Needs(by_names=False, names_pods=True, class_of=None, has_bases=True)

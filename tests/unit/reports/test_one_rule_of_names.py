@@ -87,6 +87,15 @@ holders = st.one_of(
     numbers.map(
         lambda number: {"allocated_pod_state": "pending", "allocated_pod_uid": f"uid-{number}"}
     ),
+    # The join has assumed that a pod that used the GPU has the name.
+    st.tuples(st.sampled_from(["x", "y"]), numbers).map(
+        lambda drawn: {
+            "allocated_pod_state": "named",
+            "allocated_namespace": "ns",
+            "allocated_pod": drawn[0],
+            "allocated_pod_uid": f"uid-{drawn[1]}",
+        }
+    ),
 )
 Drawn = list[tuple[int, dict[str, Any]]]
 
