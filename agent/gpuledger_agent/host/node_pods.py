@@ -310,8 +310,9 @@ class ListedPods:
 
     The list contains no UIDs. If it has one pod of a name, and one pod of this name runs, they are
     the same pod, so the pod with this UID has these devices. If another pod of the name starts, its
-    devices are those that no known pod has. A pod in the list whose UID remains unknown, because
-    the agent started later, counts as running.
+    devices are those that no known pod has. A pod in the list whose UID remains unknown counts as
+    running. UIDs remain unknown if the agent started later, or if several pods of the name started
+    between two responses.
     """
 
     def __init__(self, folders: PodFolders) -> None:
@@ -321,6 +322,10 @@ class ListedPods:
         """The devices of each pod whose UID is known, by the pod's name and UID."""
         self._running: dict[PodName, set[str]] = {}
         """The UIDs of the pods that ran at the previous response."""
+        self._found: dict[PodName, set[str]] = {}
+        """The UIDs that had a log directory at the previous response."""
+        self._unlisted: dict[PodName, set[str]] = {}
+        """The UIDs of ended pods that the kubelet no longer lists."""
 
     @property
     def shows_cgroups(self) -> bool:
@@ -336,24 +341,37 @@ class ListedPods:
         by_name: dict[PodName, list[AbstractSet[object]]] = {}
         for name, devices in listed:
             by_name.setdefault(name, []).append(devices)
-        before, self._running = self._running, {}
+        ran, self._running = self._running, {}
+        found, self._found = self._found, {}
+        unlisted, self._unlisted = self._unlisted, {}
         known, self._devices = self._devices, {}
         for name, lists in by_name.items():
-            running = {uid for uid in self._folders.uids_of(name) if self._folders.has_cgroup(uid)}
-            self._running[name] = running
-            # A pod that started after the request may be missing from the response.
-            in_list = running & before.get(name, running)
-            self._devices[name] = _assign(lists, known.get(name, {}), running=in_list)
+            uids = set(self._folders.uids_of(name))
+            running = {uid for uid in uids if self._folders.has_cgroup(uid)}
+            before, gone = known.get(name, {}), unlisted.get(name, set()) & uids
+            assigned = _assign(
+                lists,
+                before,
+                # A pod that started after the request may be missing from the response.
+                running=running & ran.get(name, running),
+                may_be_listed=(uids | before.keys()) - gone,
+            )
+            ended = set(before)
+            if len(lists) == 1 and assigned:
+                # The list has only this pod, and none of those that were found before.
+                ended |= uids & found.get(name, uids)
+            self._running[name], self._found[name], self._devices[name] = running, uids, assigned
+            self._unlisted[name] = gone | (ended - assigned.keys() - running)
 
     def find_ended_positions(
         self, listed: Sequence[tuple[PodName, AbstractSet[object]]]
     ) -> frozenset[int]:
         """Return the positions of the pods that have ended.
 
-        A pod that is the only one of its name is not among them; `PodEnds` finds it. No pod of a
-        name counts as ended unless the list has another pod with devices for each running pod of
-        this name, because a running pod may have the devices of a former pod. The kubelet may list
-        a former pod without devices.
+        A pod that is the only one of its name is not among them; `PodEnds` finds it. Another pod of
+        the name may have the devices of a former pod. So no pod of a name counts as ended unless
+        the list has devices for each other pod of this name that it may contain. The kubelet may
+        list a former pod without devices.
         """
         self._folders.check()
         found: set[int] = set()
@@ -362,9 +380,9 @@ class ListedPods:
         counts = Counter(name for name, _ in listed)
         for name in (name for name, count in counts.items() if count > 1):
             known = self._devices.get(name, {})
-            has_cgroup = self._folders.has_cgroup
-            running = {uid for uid in {*known, *self._folders.uids_of(name)} if has_cgroup(uid)}
-            ended = [devices for uid, devices in known.items() if uid not in running]
+            ended_uids = {uid for uid in known if not self._folders.has_cgroup(uid)}
+            may_be_listed = {*known, *self._folders.uids_of(name)} - self._unlisted.get(name, set())
+            ended = [known[uid] for uid in ended_uids]
             of_ended: set[int] = set()
             others = 0
             for position, (other, devices) in enumerate(listed):
@@ -373,7 +391,7 @@ class ListedPods:
                     of_ended.add(position)
                 elif other == name and devices:
                     others += 1
-            if others >= len(running):
+            if others >= len(may_be_listed - ended_uids):
                 found |= of_ended
         return frozenset(found)
 
@@ -383,6 +401,7 @@ def _assign(
     known: Mapping[str, AbstractSet[object]],
     *,
     running: AbstractSet[str],
+    may_be_listed: AbstractSet[str],
 ) -> dict[str, AbstractSet[object]]:
     """Return the devices of the pods of one name, by UID.
 
@@ -396,8 +415,9 @@ def _assign(
         if devices in left:
             left.remove(devices)
             assigned[uid] = devices
-    new = running - assigned.keys()
-    return assigned | dict.fromkeys(new, left[0]) if len(left) == len(new) == 1 else assigned
+    new = may_be_listed - assigned.keys()
+    is_certain = len(left) == len(new) == 1 and new <= running
+    return assigned | dict.fromkeys(new, left[0]) if is_certain else assigned
 
 
 class PodUids:

@@ -6,6 +6,7 @@ That holds however long the kubelet lists the pod, and is never guessed.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -290,6 +291,31 @@ def test_a_pod_that_starts_while_the_kubelet_responds_does_not_get_the_devices_o
     pods.run(SECOND, THIRD)
     pods.ended_of(second, "gpu-2")
     assert pods.ended_of(second, "gpu-2") == set(), "both run"
+
+
+def test_no_device_of_a_running_pod_counts_as_free_whatever_pods_had_its_name() -> None:
+    """Any number of pods of one name start and end between two responses."""
+    for seed in range(2000):
+        random = Random(seed)  # noqa: S311  # a history, no secret
+        pods, running, listed = Pods(), dict[str, str](), dict[str, str]()
+        pods.others = {FIRST}
+        for number in range(20):
+            step = random.choice(["start", "end", "unlist", "respond"])
+            free = sorted({"gpu-0", "gpu-1", "gpu-2"} - set(running.values()))
+            former = sorted(listed.keys() - running.keys())
+            if step == "start" and free:
+                uid = f"{number:08}{FIRST[8:]}"
+                running[uid] = listed[uid] = random.choice(free)
+            elif step == "end" and running:
+                del running[random.choice(sorted(running))]
+            elif step == "unlist" and former:
+                del listed[random.choice(former)]
+            pods.run(*running)
+            if step == "respond":
+                devices = random.sample(sorted(listed.values()), len(listed))
+                ended = {int(one.partition(":")[0]) for one in pods.ended_of(*devices)}
+                kept = [device for at, device in enumerate(devices) if at not in ended]
+                assert not Counter(running.values()) - Counter(kept), seed
 
 
 def test_two_pods_of_a_name_that_were_never_seen_alone_count_as_running() -> None:
