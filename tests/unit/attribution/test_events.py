@@ -65,3 +65,16 @@ def test_use_that_an_event_leaves_unknown_is_not_reported_as_measured(
     assert errors.largest.busy_ns <= bound
     estimates = {str(one) for found in played.methods() for one in found - CLAIMS - {None}}
     assert estimates <= methods
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_each_process_of_a_reused_pid_gets_its_own_use_also_if_samples_come_later(
+    seed: int,
+) -> None:
+    """With windows of a second, a tick covers time in which another process had the pid."""
+    played = play_cell(
+        "a pid comes again", {"window_seconds": 1.0}, sampling_interval_seconds=1.0, seed=seed
+    )
+    errors = errors_of(played, sampling_interval_seconds=1.0)
+    assert errors.claimed <= 0.005
+    assert errors.largest.busy_ns <= 0.005

@@ -167,9 +167,16 @@ class ProcessTable:
             for pid, gpus in _gpus_by_pid(listed, before).items()
         }
         listed_pids = {pid for pids in listed.values() for pid in pids}
+        # A fast poll may have added the process that has reused the pid of an ended process.
+        former = {
+            pid: ended
+            for pid, ended in self._lingering.items()
+            if _is_another(now := self._known.get(pid), ended)
+            and not _is_another(now, before.get(pid))
+        }
         update = TableUpdate(
             now=self._known,
-            before={**self._lingering, **before},
+            before={**self._lingering, **before, **former},
             records=[
                 self._record(known, change, time_ns=time_ns)
                 for pid in sorted({*before, *self._known})
@@ -177,7 +184,8 @@ class ProcessTable:
             ],
             unreadable=sum(self._known[pid].certain_facts is UNREADABLE for pid in listed_pids),
             reused_pids=frozenset(self._reused).union(
-                pid for pid, known in self._known.items() if _is_another(known, before.get(pid))
+                former,
+                (pid for pid, known in self._known.items() if _is_another(known, before.get(pid))),
             ),
         )
         self._left, self._reused = set(), set()

@@ -6,7 +6,7 @@ much of a GPU's busy time belongs to no process.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from gpuledger_agent.core.processes.accounting.exit_matcher import ExitMatcher
 from gpuledger_agent.core.processes.accounting.exit_reporter import ExitReporter
 from gpuledger_agent.core.processes.table import (
     UNREADABLE,
+    KnownProcess,
     Location,
     ProcessLookup,
     ProcessTable,
@@ -95,6 +96,9 @@ class ProcessTracker:
         self._accounting_gpus: Collection[str] = ()
         """UUIDs of the GPUs for which the driver keeps accounting entries of processes."""
         self._records: list[ProcessRecord] = []
+        self._former: dict[int, KnownProcess] = {}
+        """For each reused pid, the earlier process, until ticks cover the start of the present one.
+        """
         self._unreadable = 0
 
     def observe(self, polls: Iterable[FastPoll]) -> None:
@@ -151,6 +155,11 @@ class ProcessTracker:
             listed_boottime_ns=listed_boottime_ns,
             time_ns=time_ns,
         )
+        self._former |= {
+            pid: known
+            for pid, known in table_update.before.items()
+            if table_update.was_recycled(pid)
+        }
         self._unreadable += table_update.unreadable
         accounts = {tick.reading.uuid: tick.accounts for tick in read}
         self._accounting_gpus = {uuid for uuid, given in accounts.items() if given is not None}
@@ -168,18 +177,25 @@ class ProcessTracker:
 
         An ended process with an accounting entry is reported once ticks cover the time of its end.
         """
-        containers = ContainerTable()
+        now, containers = table_update.now, ContainerTable()
+        self._former = {
+            pid: former
+            for pid, former in self._former.items()
+            if pid in now and (now[pid].facts.started_boottime_ns or 0) > covered.begin_ns
+        }
         usages: list[Sequence[ProcessUsage]] = []
         if self.reads_processes:
             usages = [tick.usages for tick in ticks]
-        servers = {pid for pid, known in table_update.now.items() if known.is_mps_server}
+        servers = {pid for pid, known in now.items() if known.is_mps_server}
         shared = [share_server(of_gpu, servers) if servers else None for of_gpu in usages]
         usages = [of or own for of, own in zip(shared, usages, strict=True)]
         processes = [
             process
             for gpu, usages_of_gpu in enumerate(usages)
             for usage in usages_of_gpu
-            for process in describe(gpu, usage, table_update, containers, covered)
+            for process in describe(
+                gpu, usage, table_update, containers, covered, former=self._former
+            )
         ]
         exits = self._reporter.report(
             covered,
@@ -193,9 +209,8 @@ class ProcessTracker:
             for place, of_gpu in enumerate(shared)
             if of_gpu and _is_divided([one for one in processes if one.gpu == place], servers)
         )
-        reused_pid_gpus = frozenset(
-            one.gpu for one in processes if one.pid in table_update.reused_pids
-        )
+        reused = table_update.reused_pids | self._former.keys()
+        reused_pid_gpus = frozenset(one.gpu for one in processes if one.pid in reused)
         records, self._records = self._records, []
         return TickProcesses(containers.refs(), processes, exits, served, reused_pid_gpus, records)
 
@@ -222,20 +237,23 @@ def describe(
     table_update: TableUpdate,
     containers: ContainerTable,
     covered: TickInterval,
+    *,
+    former: Mapping[int, KnownProcess],
 ) -> Iterator[GpuProcess]:
     """Yield the tick's row of a process on the GPU at position `gpu`.
 
-    If the pid was reused, yield two rows, for the present and the earlier process. The driver's
+    If the pid was reused, yield two rows, for the present and the `former` process. The driver's
     samples of a reused pid may belong to either process, so they are divided by time.
     """
     pid = usage.process.pid
     parts: Sequence[tuple[bool, float]] = [(usage.ended, 1.0)]
-    if not usage.ended and table_update.was_recycled(pid):
+    if not usage.ended and pid in former:
         started_ns = table_update.now[pid].facts.started_boottime_ns or covered.begin_ns
         later = min(1.0, max(0.0, (covered.end_ns - started_ns) / covered.length_ns))
         parts = [(False, later), (True, 1.0 - later)]
+    ended_processes = {**table_update.before, **former}
     for gone, part in parts:
-        known = (table_update.before if gone else table_update.now).get(pid)
+        known = (ended_processes if gone else table_update.now).get(pid)
         ended = gone or (known is not None and known.has_ended)
         facts = known.certain_facts if known else UNREADABLE
         yield GpuProcess(
