@@ -1,6 +1,7 @@
-"""A fleet: nodes whose GPUs are allocated in each way, as a scenario, and the shares of its pods.
+"""Fleets of nodes as scenarios, with pods that get GPUs in every supported way.
 
-The shares are those that the pods request. They come neither from annotations nor from samples.
+The module also computes each pod's share of a GPU from the pod's request. It does not read
+annotations or samples for this.
 """
 
 import json
@@ -32,12 +33,12 @@ _GIB: Final = 2**30
 Life = tuple[float, float]
 """Start and end, in seconds of the scenario."""
 Way = Literal["device", "hami", "kai", "gpushare", "reservation", "none"]
-"""How a pod gets a GPU: by the kubelet alone, by a scheduler that shares GPUs, or as the pod that
-reserves a GPU for others."""
+"""How a pod gets a GPU: from the kubelet (`device`), from a scheduler that shares GPUs, as a pod
+that reserves a GPU for others, or not at all."""
 
 
 def uuid_of(node: str, index: int) -> str:
-    """Return the UUID of a GPU that a node has first."""
+    """Return the UUID of a node's GPU that was never in another node."""
     return gpu_uuid(_SEED, node, index)
 
 
@@ -122,7 +123,7 @@ class Fleet:
     """Nodes with pods."""
 
     gpus: Mapping[str, int]
-    """The number of each node's GPUs."""
+    """The number of GPUs of each node."""
     pods: Sequence[FleetPod]
     lives: Mapping[str, Life]
     """For each node: the time for which its agent runs."""

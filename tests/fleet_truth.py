@@ -1,7 +1,7 @@
-"""The allocated and used time of a fleet's pods, from what they requested and which kernels ran.
+"""The true allocated and used times of a fleet's pods, from their requests and kernels.
 
-It is exact, while the agent's samples only show a border to the next sample. Each time therefore
-has a bound.
+These times are exact. The agent sees a start or an end only in its next sample, so each time also
+has a bound, the maximum difference of a bill.
 """
 
 from collections import defaultdict
@@ -16,14 +16,15 @@ from tests.fleet_oracle import LineKey
 from tests.fleet_scenario import Fleet, FleetPod, Life
 
 USED_RATIO: Final = 0.01
-"""The documented error of measured time, as a part of the GPU's time."""
+"""The documented maximum error of measured time, relative to the GPU's time."""
 LAG_SECONDS: Final = 1.0
-"""Maximum time by which samples begin and end before the agent does."""
+"""Maximum time by which the first sample begins before the agent starts, and by which the last
+sample ends before the agent ends."""
 
 
 @dataclass(kw_only=True)
 class Time:
-    """A time in seconds, and by how much a bill may differ."""
+    """A time in seconds, and the maximum difference of a bill."""
 
     seconds: float = 0.0
     bound: float = 0.0

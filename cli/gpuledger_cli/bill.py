@@ -80,13 +80,14 @@ app = App(
     name="bill",
     help_format="plaintext",
     help_epilogue=epilogue(
-        "Lines without a tenant: __idle__ was allocated to nobody, and __unused__ is allocated time"
-        " that the tenant does not pay for. __host__ was used outside pods and jobs, and"
-        " __unattributed__ by unknown processes. __unresponsive__ did not answer the driver, and"
-        " __no_data__ has no samples. __unknown__ was not used, and the kubelet did not report to"
-        " whom it was allocated. Their column Idle contains the kind: idle, unused, overhead"
-        " or no_data. __unallocated__ stands for a dimension without a value, such as a missing"
-        " label. All lines sum to the cost of the GPUs.",
+        "Some lines have no tenant. __idle__ is time in which a GPU was not allocated."
+        " __unused__ is allocated time that its tenant does not pay for. __host__ is use by"
+        " processes outside pods and jobs, and __unattributed__ is use by unknown processes."
+        " __unresponsive__ is time in which a GPU did not respond, and __no_data__ is time"
+        " without samples. __unknown__ is unused time in which the kubelet did not report"
+        " allocations. In these lines, the column Idle shows the kind: idle, unused, overhead"
+        " or no_data. __unallocated__ replaces a missing value, such as a label that a pod"
+        " does not have. All lines sum to the cost of the GPUs.",
         examples={
             "The newest month, by namespace, at example prices": (
                 "gpuledger bill --store gpuledger-store"

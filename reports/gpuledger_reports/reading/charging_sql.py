@@ -639,8 +639,8 @@ class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
     idle: int
 
 
-# The remaining time counts first as the allocatees' time that was not billed to them, then as time
-# whose allocation is unknown, so that only time that is known to be unallocated is idle.
+# Time that was not billed to a party is first unused, up to the allocated time that was not billed.
+# The rest is unknown, up to the time whose allocation is unknown, and then idle.
 def complex_idle_sql(detail: Detail) -> str:
     """Return the SQL of the units of complex hours that no party pays for, as `ComplexIdleRow`."""
     return f"""

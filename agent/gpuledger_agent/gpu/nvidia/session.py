@@ -162,8 +162,8 @@ class NvidiaGpu:
         if not core["mig_enabled"]:
             core["process_stats"] = self._accounting.query(core["processes"])
         if self._known_facts and self._layout_version != self._mig.version:
-            # Do not wait for the next health query, because the kubelet's device ids are resolved
-            # to MIG instances by this layout.
+            # Update the layout at once instead of in the next health query, because the kubelet's
+            # device ids are matched to MIG instances by it.
             self._known_facts = self._with_layout(self._known_facts)
             core["facts"] = self._known_facts
         return core

@@ -236,12 +236,12 @@ class Allocations:
 
     @property
     def are_unknown(self) -> bool:
-        """Whether devices may be allocated that the last list of `current` lacks.
+        """Whether the last list from `current` may be incomplete.
 
-        Allocations are unknown if there is no response or the last response is too old. But if
-        `kubelet.enabled` is `auto` and the kubelet's socket never existed, the node has no kubelet.
-        Allocations are also unknown if pods have shares that only annotations state, and the
-        annotations were never read.
+        It may be if the kubelet has not responded or its last response is too old. This does not
+        apply to nodes without a kubelet: `kubelet.enabled` is `auto`, and the socket never existed.
+        The list may also be incomplete if the shares of some pods are only in annotations that were
+        never read.
         """
         if not self._is_fresh():
             return not self._is_absent
