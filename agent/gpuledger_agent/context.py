@@ -34,8 +34,8 @@ from gpuledger_agent.host.kubelet.shares.pod_shares import PodShares
 from gpuledger_agent.host.node_pods import (
     ContainerNames,
     HasCgroup,
-    ListedPods,
     ListNames,
+    Namesakes,
     PodChanges,
     PodEnds,
     PodFolders,
@@ -371,7 +371,7 @@ class AgentContext:
             backoff=Backoff(),
             settings=settings,
             find_ended=PodEnds(host.pod_folders).find_ended,
-            listed_pods=ListedPods(host.pod_folders),
+            namesakes=Namesakes(host.pod_folders),
             have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
             shares=self._shares,
         )

@@ -16,8 +16,8 @@ Only the names are read; the files' contents belong to root and are not needed.
   no cgroup for any of its UIDs, it has therefore ended, even if it ended before the agent started.
   In two cases this is uncertain, and the pod counts as running: the pod has no directory, or the
   node shows no pod cgroups and this pod's cgroup was never seen.
-- `ListedPods` finds ended pods if the kubelet's list has several pods of one name: a pod may be
-  recreated with the same name while the kubelet still lists the former pod.
+- `Namesakes` finds ended pods if the kubelet's list has several pods of one name, because a pod may
+  be recreated with the same name while the kubelet still lists the former pod.
 - `PodUids` finds a pod's UID by the pod's name, in the same directory names. If a name is reused,
   as by a StatefulSet, the former pod's directory exists for a while next to the new one. The UID
   that has a cgroup is then used; if several have a cgroup, the UID remains ambiguous.
@@ -305,8 +305,8 @@ class PodEnds:
         return False
 
 
-class ListedPods:
-    """Finds ended pods in the kubelet's list if it contains several pods of one name.
+class Namesakes:
+    """Finds ended namesakes: pods of a name that several pods in the kubelet's list have.
 
     The list contains no UIDs. If it has one pod of a name, and one pod of this name runs, they are
     the same pod, so the pod with this UID has these devices. If another pod of the name starts, its

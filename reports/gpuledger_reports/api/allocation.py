@@ -48,11 +48,10 @@ _COSTLESS: Final = (
 
 
 @dataclass(kw_only=True)
-class _Share:
+class _Costs:
     """The sums of GPU time and cost of some lines; times are in the units of bills.
 
-    First, each cluster or node has its own share of an allocation. Later, these shares are added to
-    one share, which is the whole allocation.
+    First, an allocation has sums for each cluster or node. Later, these are added up.
     """
 
     billed: int = 0
@@ -60,17 +59,17 @@ class _Share:
     used: int = 0
     gpu_cost: Fraction = Fraction(0)
     idle_cost: Fraction = Fraction(0)
-    """The distributed idle cost that this share pays."""
+    """The distributed idle cost that the lines' tenant pays."""
     shared_cost: Fraction = Fraction(0)
     models: set[str] = field(default_factory=set)
     properties: dict[str, Any] | None = None
-    """OpenCost's properties, such as the namespace; `None` until another share is added."""
+    """OpenCost's properties, such as the namespace; `None` until other sums are added."""
 
     @property
     def cost(self) -> Fraction:
         return self.gpu_cost + self.idle_cost + self.shared_cost
 
-    def add(self, other: "_Share") -> None:
+    def add(self, other: "_Costs") -> None:
         # The sum keeps only the properties that are equal in all its parts.
         theirs = other.properties or {}
         mine = theirs if self.properties is None else self.properties
@@ -113,20 +112,20 @@ def dimensions_for(
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
     """Return a bill's allocations as OpenCost formats them, by name; empty without usage."""
-    tenants: dict[_Key, _Share] = defaultdict(_Share)
-    idle: dict[tuple[_Scope, bool], _Share] = defaultdict(_Share)
-    shared: dict[_Name, _Share] = defaultdict(_Share)
+    tenants: dict[_Key, _Costs] = defaultdict(_Costs)
+    idle: dict[tuple[_Scope, bool], _Costs] = defaultdict(_Costs)
+    shared: dict[_Name, _Costs] = defaultdict(_Costs)
     for line in bill.lines:
         values = dict(zip(bill.by, line.values, strict=True))
         scope = (values["cluster"], *([values["node"]] if question.idle_by_node else []))
         if _is_nobodys(line, values, is_of_device=bill.policy.policy.is_of_device):
             # Idle lines have special values in tenant dimensions, which filters must not match.
             is_selected = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
-            idle[scope, is_selected].add(_share_of(line, _scope_properties(scope)))
+            idle[scope, is_selected].add(_costs_of(line, _scope_properties(scope)))
         elif _is_shared(values, question):
-            shared[_name(question, values)].add(_share_of(line, _properties(question, values)))
+            shared[_name(question, values)].add(_costs_of(line, _properties(question, values)))
         else:
-            share = _share_of(line, _properties(question, values), model=values["model"])
+            share = _costs_of(line, _properties(question, values), model=values["model"])
             tenants[scope, _name(question, values)].add(share)
     if question.share_idle:
         _share_idle(tenants, idle, question.share_idle)
@@ -151,8 +150,8 @@ def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str],
     )
 
 
-def _share_of(line: BillLine, properties: dict[str, Any], *, model: str | None = None) -> _Share:
-    return _Share(
+def _costs_of(line: BillLine, properties: dict[str, Any], *, model: str | None = None) -> _Costs:
+    return _Costs(
         billed=line.billed,
         allocated=line.allocated,
         used=line.used,
@@ -208,7 +207,7 @@ def _idle_name(scope: _Scope, question: AllocationQuestion) -> str:
 
 
 def _share_idle(
-    tenants: dict[_Key, _Share], idle: dict[tuple[_Scope, bool], _Share], split: Split
+    tenants: dict[_Key, _Costs], idle: dict[tuple[_Scope, bool], _Costs], split: Split
 ) -> None:
     """Distribute the idle of each cluster or node among the tenants that had GPUs in it."""
     # Find all weights first, because distributing the first pool changes the costs.
@@ -221,10 +220,10 @@ def _share_idle(
         for taker, weight in zip(by_scope[scope], weights, strict=True):
             taker.idle_cost += unused.cost * weight
         if any(weights):
-            idle[scope, is_selected] = _Share(properties=unused.properties)
+            idle[scope, is_selected] = _Costs(properties=unused.properties)
 
 
-def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], split: Split) -> None:
+def _share_among(named: dict[_Name, _Costs], shared: Mapping[_Name, _Costs], split: Split) -> None:
     takers = list(named.values())
     weights = _weights(takers, split)
     if not any(weights):
@@ -237,7 +236,7 @@ def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], spl
         taker.shared_cost += total * weight
 
 
-def _weights(takers: Sequence[_Share], split: Split) -> list[Fraction]:
+def _weights(takers: Sequence[_Costs], split: Split) -> list[Fraction]:
     """Return the part of a cost that each taker pays; the parts sum to 1.
 
     With a split by cost, all parts are 0 if the takers' costs sum to 0.
@@ -249,14 +248,14 @@ def _weights(takers: Sequence[_Share], split: Split) -> list[Fraction]:
     return [cost / total for cost in costs] if total else [Fraction(0) for _ in takers]
 
 
-def _fold(shares: Iterable[tuple[_Name, _Share]]) -> dict[_Name, _Share]:
-    found: dict[_Name, _Share] = defaultdict(_Share)
+def _fold(shares: Iterable[tuple[_Name, _Costs]]) -> dict[_Name, _Costs]:
+    found: dict[_Name, _Costs] = defaultdict(_Costs)
     for name, share in shares:
         found[name].add(share)
     return found
 
 
-def _written(named: Mapping[str, _Share], bill: Bill) -> dict[str, dict[str, Any]]:
+def _written(named: Mapping[str, _Costs], bill: Bill) -> dict[str, dict[str, Any]]:
     ordered = sorted(named.items())
     parts = [
         part
@@ -270,7 +269,7 @@ def _written(named: Mapping[str, _Share], bill: Bill) -> dict[str, dict[str, Any
     }
 
 
-def _allocation(name: str, share: _Share, costs: Sequence[Decimal], bill: Bill) -> dict[str, Any]:
+def _allocation(name: str, share: _Costs, costs: Sequence[Decimal], bill: Bill) -> dict[str, Any]:
     gpu_cost, idle_cost, shared_cost = costs
     window = Window(bill.window.begin_us, max(bill.window.begin_us, bill.end_us))
     minutes = Fraction(window.end_us - window.begin_us, _MINUTE_US)
@@ -299,7 +298,7 @@ def _allocation(name: str, share: _Share, costs: Sequence[Decimal], bill: Bill) 
     }
 
 
-def _efficiency(share: _Share) -> Fraction:
+def _efficiency(share: _Costs) -> Fraction:
     """Return used over allocated time.
 
     Without allocated time, return 1 if the share was used and has a cost, else 0, as OpenCost does.
@@ -309,7 +308,7 @@ def _efficiency(share: _Share) -> Fraction:
     return Fraction(1 if share.used and share.cost else 0)
 
 
-def _gpu_allocation(share: _Share, minutes: Fraction) -> dict[str, Any] | None:
+def _gpu_allocation(share: _Costs, minutes: Fraction) -> dict[str, Any] | None:
     if not share.models or not minutes:
         return None
     allocated, used = (

@@ -42,7 +42,7 @@ from gpuledger_agent.host.kubelet.messages import (
 from gpuledger_agent.host.kubelet.shares.find import StatedPods
 from gpuledger_agent.host.kubelet.shares.merge import Merged, merge_allocations
 from gpuledger_agent.host.kubelet.shares.pod_shares import PodShares
-from gpuledger_agent.host.node_pods import ListedPods
+from gpuledger_agent.host.node_pods import Namesakes
 from gpuledger_agent.metrics import (
     ALLOCATIONS,
     ALLOCATIONS_UNRESOLVED,
@@ -156,19 +156,19 @@ class Allocations:
         backoff: Backoff,
         settings: KubeletSettings,
         find_ended: FindEnded = lambda _: frozenset(),
-        listed_pods: ListedPods | None = None,
+        namesakes: Namesakes | None = None,
         have_pods_changed: HavePodsChanged = lambda: False,
         shares: PodShares | None = None,
     ) -> None:
         """Start without allocations.
 
-        `find_ended` and `listed_pods` find ended pods that the kubelet still lists.
+        `find_ended` and `namesakes` find ended pods that the kubelet still lists.
         `have_pods_changed` is called in each tick; if it returns true, the kubelet is queried.
         `shares` has the shares that annotations of pods state; without it, no pod reserves GPUs.
         """
         self._shares = shares
         self._find_ended = find_ended
-        self._listed_pods = listed_pods
+        self._namesakes = namesakes
         self._have_pods_changed = have_pods_changed
         self._kubelet = kubelet
         self._clock = clock
@@ -352,13 +352,13 @@ class Allocations:
             self._assignments = [one for _, devices in self._listed for one in devices]
             self._ended = frozenset()
             self._answer = answer
-        if self._listed_pods:
-            self._listed_pods.learn([(name, frozenset(devices)) for name, devices in self._listed])
+        if self._namesakes:
+            self._namesakes.learn([(name, frozenset(devices)) for name, devices in self._listed])
         self._answered_ns = self._clock.monotonic_ns()
         self._is_found = True
         KUBELET_ANSWERS.inc()
         count = sum(assignment.is_gpu_resource for assignment in self._assignments)
-        if count and self._listed_pods and not self._listed_pods.shows_cgroups:
+        if count and self._namesakes and not self._namesakes.shows_cgroups:
             self._check.failed(
                 f"{self._settings.cgroup_root} shows no cgroups of pods, so devices count as"
                 " allocated until the kubelet no longer lists them, even if their pods have ended;"
@@ -368,11 +368,11 @@ class Allocations:
             self._check.ok(f"{count} devices are allocated to containers")
 
     def _leave_out_ended(self) -> None:
-        if self._listed_pods is None or not self._has_repeated_names:
+        if self._namesakes is None or not self._has_repeated_names:
             return
         # Sets, because the kubelet lists a pod's devices in any order.
         listed = [(name, frozenset(devices)) for name, devices in self._listed]
-        ended = self._listed_pods.find_ended_positions(listed)
+        ended = self._namesakes.find_ended_positions(listed)
         if ended != self._ended:
             self._ended = ended
             self._assignments = [

@@ -12,7 +12,7 @@ import pytest
 
 from gpuledger_agent.host.node_pods import (
     MAX_NAMES,
-    ListedPods,
+    Namesakes,
     PodCgroups,
     PodChanges,
     PodEnds,
@@ -47,7 +47,7 @@ class Pods:
             clock=self.clock,
         )
         self.ends, self.uids = PodEnds(folders), PodUids(folders)
-        self.listed = ListedPods(folders)
+        self.listed = Namesakes(folders)
 
     def list_folders(self) -> list[str]:
         self.reads += 1
