@@ -77,7 +77,7 @@ def run() -> Iterator[Figure]:
 
 
 def _run_events() -> Iterator[Figure]:
-    """Print each event's errors and methods; yield the largest error that no method admits."""
+    """Print each event's errors and methods; yield the largest error that counts as measured."""
     print(f"{'event':<32} {'tick':>5} {'GPU-s max':>10} {'claimed':>8} {'unknown':>8}  methods")
     claimed = 0.0
     for event in EVENTS:

@@ -93,7 +93,7 @@ class AllocatedParts(NamedTuple):
     whole: int
     """The whole device, the denominator of all parts."""
     is_rest_unknown: bool = False
-    """Whether the part of no container or job is unknown (`NodeSample.allocations_unknown`)."""
+    """Whether the unallocated part may be allocated (`NodeSample.allocations_unknown`)."""
     is_scaled: bool = False
     """Whether more than the device is allocated, so that each part was divided by their sum."""
 
@@ -234,7 +234,7 @@ def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Seque
 def _with_unknown(
     allocated: Sequence[AllocatedParts], sample: NodeSample
 ) -> Sequence[AllocatedParts]:
-    """Return the parts in `allocated`, with what is not allocated marked as unknown.
+    """Return the parts in `allocated`, with the unallocated part marked as unknown.
 
     The row of a partitioned GPU is known: nothing runs outside the instances.
     """
@@ -328,7 +328,7 @@ class _Piece(NamedTuple):
     sharers: int
     """Number of containers that share each of these devices."""
     whole: int | None
-    """The number that is the whole GPU or instance; `None` if the resource defines it."""
+    """The number that makes up a whole GPU or instance; `None` if the resource defines it."""
 
 
 class _Device:

@@ -97,7 +97,7 @@ _NO_NODE: Final = NodeDescription()
 _NO_NAMESPACE: Final = NamespaceDescription(name="")
 NO_POD: Final = PodOfEntry()
 UNKNOWN_ALLOCATEE: Final = PodOfEntry(described=_NoPod(state=PodState.UNKNOWN))
-"""The allocatee of a part if the kubelet did not report whether and to whom it is allocated."""
+"""The allocatee of a part whose allocation the kubelet did not report."""
 
 
 class PodIndex:

@@ -580,7 +580,7 @@ class GpuSampler:
     def _learn_lateness(
         self, samples: Sequence[UtilizationSample], given: AnswerTime, at: ClockReading
     ) -> None:
-        """Learn how late the samples of an answer come, which was given at `given`."""
+        """Learn how late samples come from an answer that was given at `given`."""
         before = self.lateness.late_us
         self.lateness = self.lateness.learn(
             (sample.timestamp_us for sample in samples),

@@ -63,7 +63,7 @@ _SLURMS_OWN: Final = "system"
 _KUBEPODS: Final = re.compile(r"(?:.*-)?kubepods(?:\.slice)?")
 _KUBEPODS_CLASS: Final = re.compile(r"(?:.*-)?(?:burstable|besteffort)(?:\.slice)?")
 UNRECOGNIZED: Final = "unrecognized:"
-"""Beginning of a job's id that is the name of a cgroup of no known form."""
+"""Beginning of a job's id that is the name of an unrecognized cgroup."""
 _PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
 # The kernel appends this to the path if the process has outlived its cgroup.
 _DELETED: Final = " (deleted)"

@@ -150,7 +150,7 @@ async def _wait_until_stored(bus: MemoryBus, sink: "asyncio.Task[None]", receive
 async def _complete_versions(
     bus: MemoryBus, settings: StoreSettings, *, clock: ManualClock
 ) -> None:
-    """Append the records of pods, nodes and incidents that an ending sink had no time for."""
+    """Append records of pods, nodes and incidents that the sink did not store before it ended."""
     async with open_followed(
         StoreTables.of(settings).dimensions,
         bus=bus,

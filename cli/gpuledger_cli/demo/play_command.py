@@ -32,7 +32,7 @@ from gpuledger_sinks.store.maintainer import Retention
 FLEET: Final = Path(__file__).with_name("month.yaml")
 PRICE_FILE: Final = "prices.yaml"
 MAX_DAYS: Final = Retention().usage_days
-"""Maximum number of days; the store keeps the minutes of older days no longer."""
+"""Maximum number of days. The store does not keep the minutes of older days."""
 
 
 class PlayedWorkload(BaseRecord, frozen=True, kw_only=True):

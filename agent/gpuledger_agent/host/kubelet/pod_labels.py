@@ -101,7 +101,7 @@ class PodLabels:
         return bool(self._wanted)
 
     def begin_query(self) -> None:
-        """Take the unknown pods as requested."""
+        """Record that the unknown pods were requested."""
         self._requested, self._wanted = self._wanted, set()
 
     def take_pods(self, pods: Sequence[ListedPod]) -> None:

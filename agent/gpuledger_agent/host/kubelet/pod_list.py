@@ -243,7 +243,7 @@ class PodListReader(Protocol):
         """Return whether the kubelet should be queried soon."""
 
     def begin_query(self) -> None:
-        """Note that a query begins. Its response contains every pod that was wanted until now."""
+        """Record that a query begins. Its response contains every pod that was wanted until now."""
 
     def take_pods(self, pods: Sequence[ListedPod]) -> None:
         """Use the pods of a response; called once for each query that succeeds."""
@@ -260,7 +260,7 @@ class NodePods:
         refresh_seconds: float,
         clock: Clock,
     ) -> None:
-        """Query nothing yet."""
+        """Start without a query."""
         self._pod_list = pod_list
         self._readers = readers
         self._refresh_ns = round(refresh_seconds * NS_PER_SECOND)

@@ -17,7 +17,7 @@ from gpuledger_agent.host.kubelet.shares.stated import (
 )
 
 SOURCES: Final[Sequence[ShareSource]] = (HAMI, VOLCANO, GPUSHARE, KOORDINATOR, KAI)
-"""All products, in the order in which containers have their shares."""
+"""All supported products, in the order of a container's shares."""
 MAX_SHARES_OF_POD: Final = 64
 """Maximum number of shares that a product's annotations of a pod may state: 16 GPUs for each of 4
 containers."""

@@ -34,7 +34,7 @@ class PodShares:
         ]
         self._is_wanted = False
         self._is_pending = pod_list_check is not None
-        """Whether a response is due, because there was none since the pods changed."""
+        """Whether the pods have changed since the last response."""
         self.stated: StatedPods | None = None
         """The shares; `None` before the first response. The object changes with its content."""
 
@@ -53,7 +53,7 @@ class PodShares:
         return self._is_wanted
 
     def begin_query(self) -> None:
-        """Note that the pods are requested."""
+        """Record that the pods were requested."""
         self._is_wanted = False
 
     def take_pods(self, pods: Sequence[ListedPod]) -> None:
@@ -66,7 +66,7 @@ class PodShares:
             self.stated = stated
 
     def are_unknown(self, merged: Merged) -> bool:
-        """Return whether pods have shares that no annotation could state, because none were read.
+        """Return whether pods may have shares in annotations that were never read.
 
         The last response stays in use during an outage.
         """
@@ -89,7 +89,7 @@ class PodShares:
             self._check.ok(f"{merged.stated_count} allocations are stated by annotations of pods")
 
     def _missing(self, merged: Merged) -> list[str]:
-        """Return why annotations that the node needs are unknown; empty if none are wanted."""
+        """Return why annotations that the node needs are unknown; empty if none are missing."""
         if not self._sources:
             return []
         needs = []
