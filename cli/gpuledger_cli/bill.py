@@ -39,6 +39,7 @@ from gpuledger_reports.presenting.output import (
     as_csv,
     as_json,
     dimensions_without_value,
+    duplicate_text,
     file_columns,
     file_rows,
     hours_text,
@@ -560,10 +561,9 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
             f"gpuledger: --by {name}: no line item has a value; check the spelling, and whether"
             " podwatch keeps this label\n"
         )
-    notes = (usage_text(made), unlisted_text(made), unknown_text(made), scaled_text(made))
-    for text in notes:
-        if text:
-            sys.stderr.write(f"gpuledger: {text}\n")
+    for text in (usage_text, unlisted_text, unknown_text, scaled_text, duplicate_text):
+        if note := text(made):
+            sys.stderr.write(f"gpuledger: {note}\n")
     if made.removed_until_us is not None:
         sys.stderr.write(
             f"gpuledger: retention has removed usage before {time_text(made.removed_until_us)};"

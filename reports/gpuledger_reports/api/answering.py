@@ -143,6 +143,7 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     nothing: str | None = None
     has_lines = False
     unlisted: set[tuple[Node, str]] = set()
+    duplicate: set[tuple[Node, str]] = set()
     unknown = 0
     without_value: set[str] | None = None
     for bill in maker.make_each(question.sets):
@@ -150,6 +151,7 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
         unpriced |= bill.unpriced
         has_lines, nothing = has_lines or bool(bill.lines), usage_text(bill)
         unlisted |= bill.unlisted_gpus
+        duplicate |= bill.duplicate_gpus
         unknown += bill.unknown_units
         # A set without tenants, such as a day without usage, shows nothing about labels.
         if any(line.idle_kind is None for line in bill.lines):
@@ -170,6 +172,11 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
         *(
             [f"GPUs that the inventory lacks: {len(unlisted)}; only their samples are billed"]
             if unlisted
+            else []
+        ),
+        *(
+            [f"GPUs that a second node reports: {len(duplicate)}; its samples are not billed"]
+            if duplicate
             else []
         ),
         *(

@@ -30,6 +30,7 @@ from gpuledger_reports.presenting.bill_charts import (
     printable,
 )
 from gpuledger_reports.presenting.output import (
+    duplicate_text,
     efficiency_text,
     hours_text,
     scaled_text,
@@ -85,7 +86,11 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str
         state=_state_text(bill),
         change=change_since_close(bill, closed),
         usage_text=usage_text(bill),
-        notes=list(filter(None, (unlisted_text(bill), unknown_text(bill), scaled_text(bill)))),
+        notes=[
+            note
+            for text in (unlisted_text, unknown_text, scaled_text, duplicate_text)
+            if (note := text(bill))
+        ],
         command=command,
         style=style,
         script=script,

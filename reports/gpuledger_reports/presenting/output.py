@@ -108,6 +108,19 @@ def scaled_text(bill: Bill) -> str | None:
     )
 
 
+def duplicate_text(bill: Bill) -> str | None:
+    """Return a note if samples of some GPUs are not billed, otherwise `None`."""
+    if not bill.duplicate_gpus:
+        return None
+    (_, node), gpu = min(bill.duplicate_gpus)
+    others = len(bill.duplicate_gpus) - 1
+    also = f" and of {others} other {'GPU' if others == 1 else 'GPUs'}" if others else ""
+    return (
+        f"samples of {gpu} from {node}{also} are not billed in hours in which the GPU is in the"
+        " inventory of another node; see the alert GpuledgerGpuOnTwoNodes"
+    )
+
+
 def as_json(bill: Bill) -> str:
     """Return a bill as one JSON object, with a newline at the end."""
     digits = minor_digits(bill.currency)
@@ -143,6 +156,7 @@ def as_json(bill: Bill) -> str:
         "unlisted_gpu_seconds": gpu_seconds(bill.unlisted_units),
         "unknown_gpu_seconds": gpu_seconds(bill.unknown_units),
         "scaled_gpus": len(bill.scaled_gpus),
+        "duplicate_gpus": len(bill.duplicate_gpus),
         "unpriced_gpu_seconds": {
             model: gpu_seconds(units) for model, units in bill.unpriced.items()
         },

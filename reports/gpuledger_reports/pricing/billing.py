@@ -150,6 +150,8 @@ class Bill:
     """The GPUs of these hours."""
     scaled_gpus: frozenset[tuple[Node, str]]
     """The GPUs that were allocated more than once at a time."""
+    duplicate_gpus: frozenset[tuple[Node, str]]
+    """Nodes and GPUs with samples that are not billed, because the GPU was in another node."""
     unknown_units: int
     """Billed time for which the kubelet did not report the allocation."""
     unpriced: dict[str, int]
@@ -393,6 +395,7 @@ class BillMaker:
             unlisted_units=tally.unlisted,
             unlisted_gpus=frozenset(tally.unlisted_gpus),
             scaled_gpus=frozenset(tally.scaled_gpus),
+            duplicate_gpus=frozenset(tally.duplicate_gpus),
             unknown_units=tally.unknown,
             unpriced=tally.unpriced,
             budgets=[],

@@ -343,6 +343,7 @@ def standing_bill(
         unlisted_units=0,
         unlisted_gpus=frozenset(),
         scaled_gpus=frozenset(),
+        duplicate_gpus=frozenset(),
         unknown_units=0,
         unpriced={},
         budgets=[],

@@ -82,6 +82,7 @@ class BillTally:
         self.unknown = 0
         self.unlisted_gpus: set[tuple[Node, str]] = set()
         self.scaled_gpus: set[tuple[Node, str]] = set()
+        self.duplicate_gpus: set[tuple[Node, str]] = set()
         self.by_others: dict[tuple[CellKey, CellKey], dict[Pricing, OthersCell]] = {}
         """Use without an allocation, by the cells of the user and the allocatee."""
         self._physical_units: dict[Pricing, int] = defaultdict(int)
@@ -136,6 +137,7 @@ class BillTally:
                 cell.billed += row_.present - row_.covered
         self.unlisted_gpus.update((gpu.node, gpu.physical_gpu) for gpu in day.unlisted)
         self.scaled_gpus.update((gpu.node, gpu.physical_gpu) for gpu in day.scaled)
+        self.duplicate_gpus.update((gpu.node, gpu.physical_gpu) for gpu in day.duplicate)
 
     def _add_charges(self, day: DaySums) -> None:
         # These charges correct the sums above, for excess time and for complex hours.

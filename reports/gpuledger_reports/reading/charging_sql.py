@@ -3,7 +3,8 @@
 A unit is a nanosecond of a physical GPU divided by `UNITS`, so that the time of MIG slices is also
 a whole number. The parts of a GPU's hour sum to the time for which the GPU was in the inventory. If
 the inventory does not list the GPU in that hour, they sum to the time that ticks cover. If several
-nodes report a GPU, the parts on all of them sum to at most an hour.
+nodes report a GPU, the parts on all of them sum to at most an hour. The rows of a node do not count
+in an hour in which the GPU was in another node.
 
 1. If ticks cover more than this time (a clock was set or slewed), allocated time is scaled down.
 2. Time in which a device did not answer is unresponsive. An allocatee claims the other time by its
@@ -288,6 +289,40 @@ SELECT each.* REPLACE (
 FROM ({rows}) AS each LEFT JOIN gpu_models AS named ON named.cluster = each.cluster
     AND named.node = each.node AND named.hour_us = each.hour_us
     AND named.physical_gpu = coalesce(each.parent_uuid, each.gpu_uuid)
+"""  # noqa: S608  # quoted files
+
+
+IS_SHARED: Final = """
+SELECT count(*) > 0 FROM devices AS here JOIN stays USING (physical_gpu)
+WHERE (stays.cluster, stays.node) <> (here.cluster, here.node)
+    AND begin_us < $end_us AND end_us > $begin_us
+"""
+"""SQL of whether the inventory of another node lists a GPU of the day's rows."""
+ELSEWHERE: Final = f"""
+CREATE OR REPLACE TEMP TABLE elsewhere AS
+SELECT DISTINCT here.cluster, here.node, physical_gpu, hour_us
+FROM (
+    SELECT DISTINCT cluster, node, coalesce(parent_uuid, gpu_uuid) AS physical_gpu, hour_us
+    FROM usage_raw
+) AS here JOIN stays USING (physical_gpu)
+WHERE (stays.cluster, stays.node) <> (here.cluster, here.node)
+    AND begin_us <= greatest(hour_us, $begin_us)
+    AND end_us >= least(hour_us + {HOUR_US}, $end_us)
+"""  # noqa: S608  # our own names
+"""SQL that makes `elsewhere`: the hours of a GPU that has rows of one node, but was in another node
+for the whole hour. If it was in the other node for a part of the hour, time is limited instead, see
+`hours_sql`."""
+GPUS_ELSEWHERE: Final = (
+    "SELECT cluster, node, physical_gpu, greatest(hour_us, $begin_us) FROM elsewhere"
+)
+
+
+def without_elsewhere_sql(rows: str) -> str:
+    """Return the SQL of rows without those of the hours in `elsewhere`."""
+    return f"""
+SELECT each.* FROM ({rows}) AS each ANTI JOIN elsewhere ON elsewhere.cluster = each.cluster
+    AND elsewhere.node = each.node AND elsewhere.hour_us = each.hour_us
+    AND elsewhere.physical_gpu = coalesce(each.parent_uuid, each.gpu_uuid)
 """  # noqa: S608  # quoted files
 
 

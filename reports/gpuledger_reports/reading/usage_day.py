@@ -11,6 +11,7 @@ the results that are made from it ("For"):
 - `usage_parts` (`parts_sql`): the sum of rows that the bill groups. For sums and parties.
 - `node_classes` (`_open_rows`): a node, and the node that represents it. For sums and devices.
 - `devices` (`DEVICES`): a GPU or instance, with one shape and model. For all below.
+- `elsewhere` (`ELSEWHERE`): an hour of a GPU that was in another node. For `usage_raw`.
 - `gpu_models` (`GPU_MODELS`): an hour of a GPU whose rows have another model. For `usage_raw`.
 - `device_hours` (`hours_sql`): a device's hour, and whether it is complex. For charges and GPUs.
 - `parties` (`_load_parties`): a party of rows, with its number and basis. For the next one.
@@ -18,11 +19,12 @@ the results that are made from it ("For"):
 
 The first three relations are made again if other records contain a container's pod (`containers`),
 a pod's name (`row_names`), or a physical GPU's model. They are also made again if an allocation has
-the UID of another pod (`other_pods`). After a change of model, `devices` is also made again. The
-other relations are made once a day. `mark_special_sql` marks further hours as complex by the
-parties' bases; if all parties pay by allocated time, only the parties of complex hours are loaded.
-`mark_other_users_sql` marks hours in which a party without an allocation used a device;
-`used_by_others_sql` then divides this use among the allocatees.
+the UID of another pod (`other_pods`), or if a GPU was in another node (`elsewhere`). After a change
+of model or node, `devices` is also made again. The other relations are made once a day.
+`mark_special_sql` marks further hours as complex by the parties' bases; if all parties pay by
+allocated time, only the parties of complex hours are loaded. `mark_other_users_sql` marks hours in
+which a party without an allocation used a device; `used_by_others_sql` then divides this use among
+the allocatees.
 
 Plain hours are billed by sums over `usage_parts`: their allocatees pay by allocated time, and
 unallocated time was not used, so claims never exceed the device's time. Only the physical GPU's
@@ -208,6 +210,8 @@ class _UsageDay:
         self._first_of: dict[tuple[str, object], str] = {}
         self._parties: list[tuple[PartyKey, int]] = []
         self._has_rows = False
+        self._is_shared = False
+        """Whether rows of a node were left out, because their GPU was in another node."""
 
     def sums(self, basis_of: Callable[[PartyKey, int], PartyBasis]) -> DaySums:
         usage: list[UsageSum] = []
@@ -233,7 +237,8 @@ class _UsageDay:
         has_unlisted = any(each.unlisted for each in physical_gpus)
         unlisted = self._gpus_with(sql.UNLISTED) if has_unlisted else []
         scaled = self._gpus_with(sql.SCALED) if self._has_rows else []
-        return DaySums(usage, charges, idle, by_others, physical_gpus, unlisted, scaled)
+        duplicate = self._gpus(sql.GPUS_ELSEWHERE, self._window) if self._is_shared else []
+        return DaySums(usage, charges, idle, by_others, physical_gpus, unlisted, scaled, duplicate)
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
         if not self._open_rows():
@@ -279,6 +284,12 @@ class _UsageDay:
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
         self._reader.load("node_classes", columns, rows)
         self._query(sql.DEVICES, self._window._asdict())
+        if self._query(sql.IS_SHARED, self._window._asdict())[0][0]:
+            self._is_shared = True
+            self._query(sql.ELSEWHERE, self._window._asdict())
+            relation = sql.without_elsewhere_sql(relation)
+            self._open_parts(relation)
+            self._query(sql.DEVICES, self._window._asdict())
         # A row, its physical GPU and its price must have the same model for the bill to balance.
         if self._query(sql.OTHER_MODELS)[0][0]:
             self._query(sql.GPU_MODELS)
@@ -527,11 +538,13 @@ class _UsageDay:
         return physical_gpus
 
     def _gpus_with(self, condition: str) -> list[GpuInHour]:
+        return self._gpus(sql.gpus_sql(condition, self._detail))
+
+    def _gpus(self, query: str, window: Window | None = None) -> list[GpuInHour]:
+        parameters = {"begin_us": window.begin_us} if window else {}
         return [
             GpuInHour((cluster, node), physical_gpu, since_us)
-            for cluster, node, physical_gpu, since_us in self._query(
-                sql.gpus_sql(condition, self._detail)
-            )
+            for cluster, node, physical_gpu, since_us in self._query(query, parameters)
         ]
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:

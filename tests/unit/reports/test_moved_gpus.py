@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuledger_reports.presenting.output import duplicate_text
 from gpuledger_reports.pricing.billing import Bill, gpu_seconds
 from gpuledger_reports.reading.inventory import NEVER_US, InventoryRow, stays_of
 from tests.examples import examples
@@ -109,6 +110,26 @@ def test_an_inventory_that_is_listed_again_moves_no_gpu(
     ]
     again = [newest[number] for number in repeated if number < len(newest)]
     assert stays(*versions, *again) == stays(*versions)
+
+
+def test_use_that_a_second_node_reports_is_not_billed_but_named(tmp_path: Path) -> None:
+    """Here a node that was renamed while its old agent runs."""
+    rows = [
+        row
+        for hour in range(4)
+        for node in (OLD, NEW)
+        for row in (
+            allocated(hour, "a", **node, busy_ns=0),
+            used(hour, "a", HOUR_NS, **node, energy_millijoules=1000),
+        )
+    ]
+    bill = bill_of(store_of(tmp_path, *rows, inventory=MOVED), by=("node", "pod"))
+    assert hours_of(bill) == {"old/a": 1.5, "new/a": 2.5}
+    # In the hour of the change, the rows of both nodes count as they are.
+    assert sum(gpu_seconds(line.used) for line in bill.lines) == 5 * 3600
+    assert bill.data_coverage_ratio == 1
+    assert bill.duplicate_gpus == {(("prod", "old"), "GPU-a"), (("prod", "new"), "GPU-a")}
+    assert "GPU-a from new" in (duplicate_text(bill) or "")
 
 
 lengths = st.sampled_from([0, 1, HOUR_NS // 3, HOUR_NS // 2, HOUR_NS, HOUR_NS + 7])

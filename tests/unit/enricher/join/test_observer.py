@@ -75,3 +75,4 @@ def test_a_tick_that_overlaps_another_one_is_counted_and_not_booked(
     assert value_of("gpuledger_join_samples_overlapping_total") - before == overlaps, case
     message = [line for line in logged if line["event"] == "samples_overlapped"]
     assert [line["overlap_seconds"] for line in message] == [interval_seconds - 1] * overlaps
+    assert [line["boot_ids"] for line in message] == [["boot", "boot"]] * overlaps
