@@ -539,7 +539,8 @@ def test_an_exact_share_of_the_kubelet_is_never_replaced_by_a_smaller_one(
     )
     stated = find_shares([pod(annotations)], SOURCES, placeholder_namespaces=())
     found = merge_allocations(CGPU, stated, index, replicas)
-    assert [one.share_ppm for one in found.allocations] == ([expected] if expected else [None] * 20)
+    shares = [(one.share_ppm, one.count) for one in found.allocations]
+    assert shares == [(expected, None) if expected else (None, 20)]
     assert parts(found)[0]["chat-0"] == Fraction(expected or 250_000, 1_000_000)
     assert not found.unnamed
 
