@@ -37,7 +37,7 @@ demo: $(VENV)/.demo ## Run all components in one process and show the results (o
 test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Download and build the real parts, then run all tests
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-test-extended: $(VENV)/.dev test-tools ## Run the tests that `make test` skips, more examples of the property tests, and make chaos (1 h)
+test-extended: $(VENV)/.dev test-tools ## Run the tests that `make test` skips, more examples of the property tests, and make chaos (1.5 h)
 	@$(BIN)/python -m tests.tools otel-collector munged slurmctld slurmd sbatch sinfo
 	@$(BIN)/python -m pytest $(SPREAD) --extended $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS=
@@ -75,7 +75,7 @@ compiled: $(VENV)/.uv ## Build the wheel and install it in build/compiled
 bench: $(VENV)/.bench compiled ## Run the benchmarks (only one: ARGS="join --json figures.json")
 	@$(ON_COMPILED) $(BIN)/python -m benchmarks $(ARGS)
 
-chaos: $(VENV)/.dev compiled ## Kill, stop and restart components, and count lost and duplicated records (ARGS="--seconds 60")
+chaos: $(VENV)/.dev compiled ## Disturb components, count lost and duplicated records, and test alerts (ARGS="--seconds 60" or "--fault no-broker")
 	@$(ON_COMPILED) $(BIN)/python -m tests.chaos $(ARGS)
 
 # The seed is printed, so that a failure can be reproduced: make fuzz FUZZ_SEED=…

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.ticks import Fleet, node_name
 from gpuledger.bus.kafka import KafkaBus
 from tests.chaos.agents import Publishing, make_agents
+from tests.chaos.alerting import RULES, find_fired
+from tests.chaos.beside import beside
 from tests.chaos.disturbing import Disturbance
 from tests.chaos.parts import SESSION_SECONDS, Components, RealParts
 from tests.chaos.pods import Pods
 from tests.chaos.published_pods import await_published_pods
 from tests.chaos.reader import EventsReader
 from tests.chaos.schedule import plan_actions
+from tests.chaos.scrapes import Scrapes
+from tests.chaos.scraping import keep_scraping
 from tests.chaos.tally import Tally, Verdict
 from tests.default_topics import SAMPLES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import Callable
     from pathlib import Path
 
     from gpuledger.bus.protocol import Bus
@@ -49,8 +52,11 @@ class Plan:
 class ChaosRun:
     """A run; components and processes end with `run`, even if it fails."""
 
-    def __init__(self, plan: Plan, *, folder: Path, print_line: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: Plan, *, promtool: Path, folder: Path, print_line: Callable[[str], None]
+    ) -> None:
         self._plan = plan
+        self._promtool = promtool
         self._folder = folder
         self._write = print_line
         self._started = time.monotonic()
@@ -92,8 +98,10 @@ class ChaosRun:
         reader = EventsReader(bootstrap_servers=servers, tally=tally)
         disturbance = Disturbance(parts=self._parts, components=components, print_line=self._print)
         self._started = time.monotonic()
-        async with _beside(reader.run(), disturbance.keep_up(), self._show(tally)):
-            async with _beside(pods.keep_changing()):
+        scrapes = Scrapes(rules=RULES.read_text(), started_seconds=int(time.time()))
+        scraping = keep_scraping(components.components, scrapes)
+        async with beside(reader.run(), disturbance.keep_up(), self._show(tally), scraping):
+            async with beside(pods.keep_changing()):
                 await self._publish_disturbed(agents, bus, tally, disturbance)
             per_second = tally.published / (time.monotonic() - self._started)
             self._print(f"calm: all published, {per_second:,.0f} ticks/s; all parts are back")
@@ -101,7 +109,13 @@ class ChaosRun:
             reported = await await_published_pods(bus=bus, pods=pods, seconds=_PODS_SECONDS)
         self._print(reported.as_line())
         self._report_end(await asyncio.to_thread(components.end), disturbance)
-        return tally.judge()
+        return replace(tally.judge(), alerts=await asyncio.to_thread(self._fired, scrapes))
+
+    def _fired(self, scrapes: Scrapes) -> list[str]:
+        fired = find_fired(
+            scrapes, first=scrapes.count, promtool=self._promtool, folder=self._folder
+        )
+        return [f"{alert} ({', '.join(where)})" for alert, where in sorted(fired.items())]
 
     async def _publish_disturbed(
         self, agents: list[Agent], bus: Bus, tally: Tally, disturbance: Disturbance
@@ -145,13 +159,3 @@ class ChaosRun:
 
     def _print(self, text: str) -> None:
         self._write(f"{time.monotonic() - self._started:6.1f} s  {text}")
-
-
-@asynccontextmanager
-async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run this concurrently with the block, and end it with it; a failure of either ends both."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(each) for each in work]
-        yield
-        for task in tasks:
-            task.cancel()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.ticks import SEQ_PER_TICK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 MAX_AHEAD: Final = 1_000
 """How far an event may be ahead of the last tick whose acknowledgement its agent has seen."""
@@ -30,11 +30,13 @@ class Verdict:
     """Events of ticks that were never published."""
     examples: list[str] = field(default_factory=list)
     """The first few lost, unexpected or repeated events, by id."""
+    alerts: Sequence[str] = ()
+    """The alerts that fire. None should, because every component is back within seconds."""
 
     @property
     def is_kept(self) -> bool:
-        """Return whether each published tick has exactly one event and no other event exists."""
-        return not (self.lost or self.duplicated or self.strange)
+        """Return whether each published tick has its event, no other exists, and no alert fires."""
+        return not (self.lost or self.duplicated or self.strange or self.alerts)
 
     def as_line(self) -> str:
         """Return the last line of a run."""

@@ -35,6 +35,7 @@ def fetch(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
     context: ssl.SSLContext | None = None,
+    limit_seconds: float = LIMIT_SECONDS,
 ) -> Answer:
     """Send one request and return the response, whatever its status; raises OSError without one."""
     request = urllib.request.Request(  # noqa: S310 - tests choose the addresses
@@ -45,7 +46,7 @@ def fetch(
         handlers.append(urllib.request.HTTPSHandler(context=context))
     opener = urllib.request.build_opener(*handlers)
     try:
-        with opener.open(request, timeout=LIMIT_SECONDS) as response:
+        with opener.open(request, timeout=limit_seconds) as response:
             return Answer(status=response.status, body=response.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -1,0 +1,178 @@
+"""The table of faults: how each is injected, what must be delivered, and which alert shows it.
+
+`docs/guides` has the same table for operators; a test compares the alerts with the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tests.chaos import injecting as do
+
+if TYPE_CHECKING:
+    from tests.chaos.injecting import Act
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault of an installation that otherwise works."""
+
+    name: str
+    inject: Act
+    repair: Act = do.nothing
+    """What ends the fault: the operator's first action, or that a component is restarted."""
+    seconds: float = 16.0
+    """How long it lasts."""
+    loses: bool = False
+    """Whether time is lost. The store must then name it as a gap; otherwise it must have no gap."""
+    alerts: frozenset[str] = frozenset()
+    """The alerts that must fire if the fault lasts."""
+    consequences: frozenset[str] = frozenset()
+    """Alerts that may fire in addition, if the fault lasts."""
+    at_once: frozenset[str] = frozenset()
+    """The alerts that fire although the fault was repaired within seconds."""
+    small_disk: str | None = None
+    """The component whose disk is small, so that it can be filled."""
+    waits_for: str = ""
+    """What is missing so that the fault is delivered and shown as required."""
+
+
+NO_KAFKA: Final = frozenset({"GpuledgerSamplesSpooled", "GpuledgerCriticalCheckFailing"})
+NO_KAFKA_EITHER: Final = frozenset(
+    {"GpuledgerCheckFailing", "GpuledgerJoinWatermarkStalled", "GpuledgerSinkWatermarkStalled",
+     "GpuledgerPodwatchWatermarkStalled", "GpuledgerSinkLagging", "GpuledgerJoinLagging"}
+)  # fmt: skip
+ABSENCE: Final = "a rule on absent components"
+
+FAULTS: Final = (
+    Fault(
+        name="killed-join",
+        inject=do.kill("join"),
+        repair=do.bring("join"),
+        waits_for=ABSENCE,
+    ),
+    Fault(
+        name="join-killed-midway",
+        inject=do.kill_midway,
+        repair=do.bring("join"),
+        waits_for=ABSENCE,
+    ),
+    Fault(
+        name="hanging-join",
+        inject=do.pause("join"),
+        repair=do.resume("join"),
+        waits_for=ABSENCE,
+    ),
+    Fault(
+        name="killed-podwatch",
+        inject=do.kill("podwatch"),
+        repair=do.bring("podwatch"),
+        waits_for=ABSENCE,
+    ),
+    Fault(
+        name="hanging-podwatch",
+        inject=do.pause("podwatch"),
+        repair=do.resume("podwatch"),
+        waits_for=ABSENCE,
+    ),
+    Fault(
+        name="killed-store",
+        inject=do.kill("store"),
+        repair=do.bring("store"),
+        waits_for=ABSENCE,
+    ),
+    Fault(
+        name="killed-agent",
+        inject=do.kill("agent"),
+        repair=do.bring("agent"),
+        loses=True,
+        waits_for=ABSENCE,
+    ),
+    Fault(
+        name="no-broker",
+        inject=do.stop_broker,
+        repair=do.start_broker,
+        alerts=NO_KAFKA,
+        consequences=NO_KAFKA_EITHER,
+    ),
+    Fault(
+        name="no-api-server",
+        inject=do.stop_api_server,
+        repair=do.start_api_server,
+        alerts=frozenset({"GpuledgerPodwatchWatermarkStalled"}),
+        consequences=frozenset({"GpuledgerCriticalCheckFailing"}),
+    ),
+    Fault(
+        name="second-writer",
+        inject=do.start_second_writer,
+        repair=do.stop_second_writer,
+        waits_for="samples that overlap are not booked, and a rule on them",
+    ),
+    Fault(
+        name="moved-join-offsets",
+        inject=do.move_join_offsets,
+        loses=True,
+        waits_for="the check `gaps` finds moved offsets",
+    ),
+    Fault(
+        name="moved-store-offsets",
+        inject=do.move_store_offsets,
+        loses=True,
+        waits_for="the check `gaps` finds moved offsets",
+    ),
+    Fault(
+        name="grown-partitions",
+        inject=do.grow_partitions,
+        repair=do.recreate_topics,
+        loses=True,
+        waits_for="a check finds a changed number of partitions",
+    ),
+    Fault(
+        name="wiped-broker",
+        inject=do.wipe_broker,
+        repair=do.renew_store,
+        loses=True,
+        waits_for=ABSENCE,
+    ),
+    Fault(
+        name="lost-inventory",
+        inject=do.lose_inventory,
+        seconds=75.0,
+        waits_for="the agent publishes the inventory again",
+    ),
+    Fault(
+        name="silent-kubelet",
+        inject=do.silence_kubelet,
+        repair=do.resume_kubelet,
+        seconds=24.0,
+        alerts=frozenset({"GpuledgerKubeletErrors"}),
+        consequences=frozenset({"GpuledgerCheckFailing"}),
+    ),
+    Fault(
+        name="full-broker-disk",
+        inject=do.fill("kafka"),
+        repair=do.each(do.free("kafka"), do.stop_broker, do.start_broker),
+        alerts=NO_KAFKA,
+        consequences=NO_KAFKA_EITHER,
+        small_disk="kafka",
+    ),
+    Fault(
+        name="full-spool-disk",
+        inject=do.each(do.fill("spool"), do.stop_broker),
+        repair=do.each(do.start_broker, do.free("spool")),
+        alerts=frozenset({"GpuledgerSpoolUnusable", "GpuledgerSamplesQueued"}),
+        consequences=NO_KAFKA | NO_KAFKA_EITHER,
+        small_disk="spool",
+    ),
+    Fault(
+        name="full-store-disk",
+        inject=do.fill("store"),
+        repair=do.free("store"),
+        alerts=frozenset({"GpuledgerCheckFailing"}),
+        consequences=frozenset({"GpuledgerSinkLagging", "GpuledgerSinkWatermarkStalled"}),
+        small_disk="store",
+    ),
+)
+
+BY_NAME: Final = {fault.name: fault for fault in FAULTS}
