@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.ticks import Fleet, node_name
 from gpuledger.bus.kafka import KafkaBus
 from tests.chaos.agents import Publishing, make_agents
-from tests.chaos.alerting import RULES, find_fired
+from tests.chaos.alerting import find_fired
 from tests.chaos.beside import beside
 from tests.chaos.disturbing import Disturbance
 from tests.chaos.parts import SESSION_SECONDS, Components, RealParts
@@ -19,7 +19,7 @@ from tests.chaos.published_pods import await_published_pods
 from tests.chaos.reader import EventsReader
 from tests.chaos.schedule import plan_actions
 from tests.chaos.scrapes import Scrapes
-from tests.chaos.scraping import keep_scraping
+from tests.chaos.scraping import keep_scraping, new_scrapes
 from tests.chaos.tally import Tally, Verdict
 from tests.default_topics import SAMPLES
 
@@ -98,7 +98,7 @@ class ChaosRun:
         reader = EventsReader(bootstrap_servers=servers, tally=tally)
         disturbance = Disturbance(parts=self._parts, components=components, print_line=self._print)
         self._started = time.monotonic()
-        scrapes = Scrapes(rules=RULES.read_text(), started_seconds=int(time.time()))
+        scrapes = new_scrapes(components.components)
         scraping = keep_scraping(components.components, scrapes)
         async with beside(reader.run(), disturbance.keep_up(), self._show(tally), scraping):
             async with beside(pods.keep_changing()):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from gpuledger.bus.administration import create_topics
 from gpuledger.errors import UserError
 from gpuledger.settings import KafkaSettings
+from tests.chaos.scraping import NODE
 from tests.chaos.small_disk import SmallDisk
 from tests.chaos.stored_time import StoredTime, read_time
 from tests.real.end_to_end.components import BIN, Component
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from tests.chaos.parts import RealParts
 
-NODE: Final = "gpu-node-1"
 SCENARIO: Final = Path(__file__).with_name("scenario.yaml")
 _AGENT_PROGRAM: Final = Path(__file__).with_name("socket_agent.py")
 _SESSION_SECONDS: Final = "6"

@@ -32,12 +32,13 @@ SCRAPE_SECONDS: Final = 2
 LAST_SCRAPES: Final = 6
 """The scrapes at the end that show whether a series rises."""
 MIN_SCRAPES: Final = 3
-_METRIC: Final = re.compile(r"\bgpuledger_[a-z0-9_]+")
+_METRIC: Final = re.compile(r"\b(?:gpuledger|process)_[a-z0-9_]+")
 _KINDS: Final = {
     Kind.COUNTER: re.compile(r"_(total|count|sum|bucket)(\{|$)"),
     Kind.TIME: re.compile(r"_timestamp_seconds(\{|$)"),
 }
-_LINE: Final = re.compile(r"(?P<name>gpuledger_\w+)(\{(?P<labels>.*)\})? (?P<value>\S+)")
+_LINE: Final = re.compile(r"(?P<name>\w+)(\{(?P<labels>.*)\})? (?P<value>\S+)")
+_LABEL_NAME: Final = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +47,21 @@ class Target:
 
     instance: str
     component: str
+    node: str = ""
 
-    def labels(self) -> str:
-        """Return the labels that the documented scrape configuration adds."""
-        return f'job="gpuledger",component="{self.component}",instance="{self.instance}"'
+    def labels(self, exported: str = "") -> str:
+        """Return labels of a page, and those that the shipped scrape configuration adds."""
+        added = {
+            "job": "gpuledger",
+            "cluster": "default",
+            "component": self.component,
+            "node": self.node,
+            "instance": self.instance,
+        }
+        # `honor_labels` of the configuration lets a page's own labels take precedence.
+        own = set(_LABEL_NAME.findall(exported))
+        left = [f'{name}="{value}"' for name, value in added.items() if value and name not in own]
+        return ",".join([*filter(None, [exported]), *left])
 
 
 @dataclass(kw_only=True)
@@ -60,21 +72,26 @@ class Scrapes:
     """The text of the rules."""
     started_seconds: int
     """Unix time of the first scrape."""
+    others: Sequence[str] = ()
+    """Components that a complete installation has as well, as if they were scraped."""
     count: int = 0
     _values: dict[str, list[float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Find the metrics that the rules read."""
         self._names = frozenset(_METRIC.findall(self.rules))
+        self._others = [Target(instance=name, component=name) for name in self.others]
 
     def add(self, pages: Mapping[Target, str | None]) -> None:
         """Add the pages of all targets, scraped at the same time; `None` if there was none."""
+        for target in self._others:
+            self._add(f"up{{{target.labels()}}}", 1.0)
         for target, page in pages.items():
             self._add(f"up{{{target.labels()}}}", float(page is not None))
             for line in (page or "").splitlines():
                 found = _LINE.fullmatch(line)
                 if found and found["name"] in self._names:
-                    labels = ",".join(filter(None, [found["labels"], target.labels()]))
+                    labels = target.labels(found["labels"] or "")
                     self._add(f"{found['name']}{{{labels}}}", float(found["value"]))
         self.count += 1
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.scrapes import SCRAPE_SECONDS, Target
+from tests.chaos.alerting import RULES
+from tests.chaos.scrapes import SCRAPE_SECONDS, Scrapes, Target
 from tests.real.services import web
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.chaos.scrapes import Scrapes
     from tests.real.end_to_end.components import Component
 
 _ANSWER_SECONDS: Final = SCRAPE_SECONDS * 0.75
 _OK: Final = 200
+NODE: Final = "gpu-node-1"
 # By the name of a process: the label of its Service in the manifests.
 _LABELS: Final = {"store": "sink-store", "second-agent": "agent"}
+COMPONENTS: Final = ("agent", "podwatch", "join", "sink-store", "sink-alerts", "sink-remote-write")
+"""Components that the rules expect in each installation."""
 
 
 async def keep_scraping(components: Mapping[str, Component], scrapes: Scrapes) -> None:
@@ -34,7 +38,17 @@ async def keep_scraping(components: Mapping[str, Component], scrapes: Scrapes) -
 def target_of(name: str) -> Target:
     """Return the labels of a component's process, such as `join-0`."""
     kind = _LABELS.get(name, name.partition("-")[0])
-    return Target(instance=name, component=kind)
+    return Target(instance=name, component=kind, node=NODE if kind == "agent" else "")
+
+
+def new_scrapes(components: Mapping[str, Component]) -> Scrapes:
+    """Return an empty list of scrapes; components that are not part of the run are always up."""
+    there = {target_of(name).component for name in components}
+    return Scrapes(
+        rules=RULES.read_text(),
+        started_seconds=int(time.time()),
+        others=[name for name in COMPONENTS if name not in there],
+    )
 
 
 def _fetch(component: Component) -> str | None:

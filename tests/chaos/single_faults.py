@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuledger.clock import NS_PER_SECOND
-from tests.chaos.alerting import RULES, find_fired
+from tests.chaos.alerting import find_fired
 from tests.chaos.beside import beside
 from tests.chaos.installation import Installation
 from tests.chaos.scrapes import LAST_SCRAPES, SCRAPE_SECONDS, Scrapes
-from tests.chaos.scraping import keep_scraping
+from tests.chaos.scraping import keep_scraping, new_scrapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -129,7 +129,7 @@ class SingleFaults:
             installation.discard()
 
     async def _disturb(self, fault: Fault, installation: Installation) -> Found:
-        scrapes = Scrapes(rules=RULES.read_text(), started_seconds=int(time.time()))
+        scrapes = new_scrapes(installation.components)
         scraping = keep_scraping(installation.components, scrapes)
         async with beside(scraping, installation.keep_up()):
             await asyncio.sleep(_CALM_SECONDS)

@@ -4,8 +4,8 @@ import pytest
 
 from tests.chaos.scrapes import Kind, Scrapes, Target, write_values
 
-AGENT = Target(instance="a", component="agent")
-LABELS = 'job="gpuledger",component="agent",instance="a"'
+AGENT = Target(instance="a", component="agent", node="n")
+LABELS = 'job="gpuledger",cluster="default",component="agent",node="n",instance="a"'
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,22 @@ def test_series_have_the_labels_of_the_scrape_configuration_and_metrics_of_rules
     assert scrapes.series(first=2, held=2) == {
         f"up{{{LABELS}}}": "0 1 1x1",
         f'gpuledger_lag_seconds{{of="b",{LABELS}}}': "_ 1 1x1",
+    }
+
+
+def test_the_labels_of_a_page_take_precedence() -> None:
+    exported = 'of="a,job=1",cluster="b"'
+    assert (
+        AGENT.labels(exported)
+        == f'{exported},job="gpuledger",component="agent",node="n",instance="a"'
+    )
+
+
+def test_components_that_a_run_does_not_have_are_scraped_as_well() -> None:
+    scrapes = Scrapes(rules="", started_seconds=0, others=["sink-rows"])
+    scrapes.add({})
+    assert scrapes.series(first=1, held=2) == {
+        'up{job="gpuledger",cluster="default",component="sink-rows",instance="sink-rows"}': "1 1x1"
     }
 
 
