@@ -145,11 +145,13 @@ async def grow_partitions(at: Installation) -> None:
 
 async def recreate_topics(at: Installation) -> None:
     """Delete and create all topics, and let the store begin a new generation."""
-    async with _admin(at) as admin:
-        await admin.delete_topics([topic.name for topic in TOPICS])
-    async with asyncio.timeout(_GONE_SECONDS):
-        while any(one.status != "created" for one in await create_topics(at.settings)):  # noqa: ASYNC110  # no event
+    names = {topic.name for topic in TOPICS}
+    async with _admin(at) as admin, asyncio.timeout(_GONE_SECONDS):
+        await admin.delete_topics(sorted(names))
+        # Kafka deletes asynchronously.
+        while names & set(await admin.list_topics()):  # noqa: ASYNC110  # brokers send no event
             await asyncio.sleep(0.1)
+    await create_topics(at.settings)
     await renew_store(at)
 
 
