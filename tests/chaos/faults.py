@@ -38,63 +38,77 @@ class Fault:
     """What is missing so that the fault is delivered and shown as required."""
 
 
-NO_KAFKA: Final = frozenset({"GpuledgerSamplesSpooled", "GpuledgerCriticalCheckFailing"})
-NO_KAFKA_EITHER: Final = frozenset(
-    {"GpuledgerCheckFailing", "GpuledgerJoinWatermarkStalled", "GpuledgerSinkWatermarkStalled",
-     "GpuledgerPodwatchWatermarkStalled", "GpuledgerSinkLagging", "GpuledgerJoinLagging"}
-)  # fmt: skip
-ABSENCE: Final = "a rule on absent components"
+GONE: Final = frozenset({"GpuledgerComponentUnreachable"})
+NO_KAFKA: Final = frozenset({"GpuledgerKafkaUnavailable"})
+# An Alertmanager with the shipped configuration suppresses these.
+WITHOUT_KAFKA: Final = frozenset(
+    {
+        "GpuledgerCheckFailing",
+        "GpuledgerCriticalCheckFailing",
+        "GpuledgerJoinLagging",
+        "GpuledgerJoinWatermarkStalled",
+        "GpuledgerPodwatchWatermarkStalled",
+        "GpuledgerSamplesSpooled",
+        "GpuledgerSinkLagging",
+        "GpuledgerSinkWatermarkStalled",
+    }
+)
 
 FAULTS: Final = (
     Fault(
         name="killed-join",
         inject=do.kill("join"),
         repair=do.bring("join"),
-        waits_for=ABSENCE,
+        alerts=GONE,
+        consequences=frozenset({"GpuledgerSinkWatermarkStalled"}),
     ),
     Fault(
         name="join-killed-midway",
         inject=do.kill_midway,
         repair=do.bring("join"),
-        waits_for=ABSENCE,
+        alerts=GONE,
+        consequences=frozenset({"GpuledgerSinkWatermarkStalled"}),
     ),
     Fault(
         name="hanging-join",
         inject=do.pause("join"),
         repair=do.resume("join"),
-        waits_for=ABSENCE,
+        alerts=GONE,
+        consequences=frozenset({"GpuledgerSinkWatermarkStalled"}),
     ),
     Fault(
         name="killed-podwatch",
         inject=do.kill("podwatch"),
         repair=do.bring("podwatch"),
-        waits_for=ABSENCE,
+        alerts=GONE,
     ),
     Fault(
         name="hanging-podwatch",
         inject=do.pause("podwatch"),
         repair=do.resume("podwatch"),
-        waits_for=ABSENCE,
+        alerts=GONE,
     ),
     Fault(
         name="killed-store",
         inject=do.kill("store"),
         repair=do.bring("store"),
-        waits_for=ABSENCE,
+        alerts=GONE,
     ),
     Fault(
         name="killed-agent",
         inject=do.kill("agent"),
         repair=do.bring("agent"),
         loses=True,
-        waits_for=ABSENCE,
+        alerts=GONE,
+        at_once=frozenset({"GpuledgerGapsSeen"}),
+        consequences=frozenset({"GpuledgerNodeUnresponsive"}),
     ),
     Fault(
         name="no-broker",
         inject=do.stop_broker,
         repair=do.start_broker,
         alerts=NO_KAFKA,
-        consequences=NO_KAFKA_EITHER,
+        consequences=WITHOUT_KAFKA,
     ),
     Fault(
         name="no-api-server",
@@ -107,39 +121,46 @@ FAULTS: Final = (
         name="second-writer",
         inject=do.start_second_writer,
         repair=do.stop_second_writer,
-        waits_for="samples that overlap are not booked, and a rule on them",
+        alerts=frozenset({"GpuledgerSamplesOverlapping"}),
     ),
     Fault(
         name="moved-join-offsets",
         inject=do.move_join_offsets,
+        seconds=30.0,
         loses=True,
-        waits_for="the check `gaps` finds moved offsets",
+        alerts=frozenset({"GpuledgerRecordsMissed"}),
+        at_once=frozenset({"GpuledgerRecordsMissed", "GpuledgerGapsSeen"}),
+        consequences=frozenset({"GpuledgerGapsSeen"}),
     ),
     Fault(
         name="moved-store-offsets",
         inject=do.move_store_offsets,
-        loses=True,
-        waits_for="the check `gaps` finds moved offsets",
+        seconds=30.0,
     ),
     Fault(
         name="grown-partitions",
         inject=do.grow_partitions,
         repair=do.recreate_topics,
         loses=True,
-        waits_for="a check finds a changed number of partitions",
+        alerts=frozenset({"GpuledgerCriticalCheckFailing"}),
+        at_once=frozenset({"GpuledgerRecordsMissed"}),
+        consequences=WITHOUT_KAFKA,
     ),
     Fault(
         name="wiped-broker",
         inject=do.wipe_broker,
         repair=do.renew_store,
+        seconds=30.0,
         loses=True,
-        waits_for=ABSENCE,
+        alerts=GONE | {"GpuledgerRecordsMissed"},
+        at_once=frozenset({"GpuledgerRecordsMissed"}),
+        consequences=WITHOUT_KAFKA,
     ),
     Fault(
         name="lost-inventory",
         inject=do.lose_inventory,
-        seconds=75.0,
-        waits_for="the agent publishes the inventory again",
+        repair=do.await_inventory,
+        seconds=2.0,
     ),
     Fault(
         name="silent-kubelet",
@@ -154,15 +175,18 @@ FAULTS: Final = (
         inject=do.fill("kafka"),
         repair=do.each(do.free("kafka"), do.stop_broker, do.start_broker),
         alerts=NO_KAFKA,
-        consequences=NO_KAFKA_EITHER,
+        consequences=WITHOUT_KAFKA,
         small_disk="kafka",
     ),
     Fault(
         name="full-spool-disk",
         inject=do.each(do.fill("spool"), do.stop_broker),
         repair=do.each(do.start_broker, do.free("spool")),
-        alerts=frozenset({"GpuledgerSpoolUnusable", "GpuledgerSamplesQueued"}),
-        consequences=NO_KAFKA | NO_KAFKA_EITHER,
+        alerts=frozenset({"GpuledgerSpoolDiskFull"}),
+        at_once=frozenset({"GpuledgerSpoolDiskFull"}),
+        consequences=NO_KAFKA
+        | WITHOUT_KAFKA
+        | {"GpuledgerSamplesQueued", "GpuledgerSpoolUnusable"},
         small_disk="spool",
     ),
     Fault(

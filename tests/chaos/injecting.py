@@ -12,7 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from gpuledger.bus.administration import create_topics
 from gpuledger_enricher.join.join_settings import GROUP as JOIN_GROUP
 from tests.default_topics import EVENTS, INVENTORY, SAMPLES, TOPICS
-from tests.real.changed_topics import recreate
+from tests.real.changed_topics import recreate, spans
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,6 +27,8 @@ _GROUPS_TOOL: Final = "org.apache.kafka.tools.consumer.group.ConsumerGroupComman
 _STANDSTILL_SECONDS: Final = 0.7
 _SKIPPED_SECONDS: Final = 6.0
 _GONE_SECONDS: Final = 60.0
+# An agent compares the topic's id each minute.
+_REPUBLISHED_SECONDS: Final = 120.0
 _MORE_PARTITIONS: Final = 2 * SAMPLES.partitions
 
 
@@ -144,7 +146,7 @@ async def grow_partitions(at: Installation) -> None:
 
 
 async def recreate_topics(at: Installation) -> None:
-    """Delete and create all topics, and let the store begin a new generation."""
+    """Delete and create all topics; the store then requires a new generation."""
     names = {topic.name for topic in TOPICS}
     async with _admin(at) as admin, asyncio.timeout(_GONE_SECONDS):
         await admin.delete_topics(sorted(names))
@@ -152,6 +154,7 @@ async def recreate_topics(at: Installation) -> None:
         while names & set(await admin.list_topics()):  # noqa: ASYNC110  # brokers send no event
             await asyncio.sleep(0.1)
     await create_topics(at.settings)
+    await at.await_end("store", seconds=_GONE_SECONDS)
     await renew_store(at)
 
 
@@ -171,6 +174,13 @@ async def renew_store(at: Installation) -> None:
 async def lose_inventory(at: Installation) -> None:
     """Delete and create the topic of the inventory."""
     await recreate(at.settings, INVENTORY)
+
+
+async def await_inventory(at: Installation) -> None:
+    """Wait until the agent has published the node's inventory again."""
+    async with asyncio.timeout(_REPUBLISHED_SECONDS):
+        while not await _has_records(at, INVENTORY):  # noqa: ASYNC110  # it polls the broker
+            await asyncio.sleep(1)
 
 
 def fill(disk: str) -> Act:
@@ -203,6 +213,10 @@ def each(*acts: Act) -> Act:
 
 async def nothing(at: Installation) -> None:
     """Do nothing: the installation recovers without help."""
+
+
+async def _has_records(at: Installation, topic: Topic) -> bool:
+    return any(span.end > span.first for span in (await spans(at.settings, topic.name)).values())
 
 
 @asynccontextmanager

@@ -185,6 +185,12 @@ class Installation:
         self._taken.add(name)
         await asyncio.to_thread(self.components[name].stop)
 
+    async def await_end(self, name: str, *, seconds: float) -> None:
+        """Wait until a component has ended by itself."""
+        deadline = time.monotonic() + seconds
+        while self.components[name].exit_status() is None and time.monotonic() < deadline:  # noqa: ASYNC110  # a process
+            await asyncio.sleep(_POLL_SECONDS)
+
     def bring(self, name: str, component: Component | None = None) -> None:
         """Start a component that was taken, or a new one in its stead."""
         if component is not None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.errors import UnavailableError
 from tests.chaos.alerting import find_fired
 from tests.chaos.beside import beside
 from tests.chaos.installation import Installation
 from tests.chaos.scrapes import LAST_SCRAPES, SCRAPE_SECONDS, Scrapes
 from tests.chaos.scraping import keep_scraping, new_scrapes
+from tests.real.services.process import PartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +105,14 @@ class SingleFaults:
     async def _keeps(self, fault: Fault) -> bool:
         started = time.monotonic()
         self._print(f"{fault.name} ...")
-        found = await self._find(fault)
+        try:
+            found = await self._find(fault)
+        except UnavailableError as error:
+            self._print(f"!!! {fault.name}: not run: {error}")
+            return True
+        except (PartError, ExceptionGroup) as error:
+            self._print(f"!!! {fault.name}: {error!r}")
+            return False
         self._print(f"  {found.as_line()}")
         problems = found.problems(fault)
         seconds = f"{time.monotonic() - started:.0f} s"
@@ -136,10 +145,7 @@ class SingleFaults:
             await fault.inject(installation)
             await asyncio.sleep(fault.seconds)
             lasted = scrapes.count
-            await fault.repair(installation)
-            has_recovered = await installation.await_stored(
-                time.time_ns() + _FRESH_NS, seconds=_RECOVERY_SECONDS
-            )
+            has_recovered = await self._repair(fault, installation)
             await asyncio.sleep(LAST_SCRAPES * SCRAPE_SECONDS)
         await installation.end()
         return Found(
@@ -148,6 +154,15 @@ class SingleFaults:
             lasting=self._fired(scrapes, lasted, installation),
             repaired=self._fired(scrapes, scrapes.count, installation),
         )
+
+    async def _repair(self, fault: Fault, installation: Installation) -> bool:
+        """Repair a fault; return whether new samples are stored in time."""
+        try:
+            await fault.repair(installation)
+        except TimeoutError:
+            return False
+        fresh_ns = time.time_ns() + _FRESH_NS
+        return await installation.await_stored(fresh_ns, seconds=_RECOVERY_SECONDS)
 
     def _fired(
         self, scrapes: Scrapes, first: int, installation: Installation
