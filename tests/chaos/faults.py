@@ -1,6 +1,6 @@
 """The table of faults: how each is injected, what must be delivered, and which alert shows it.
 
-`docs/guides` has the same table for operators; a test compares the alerts with the rules.
+docs/reference/alerts.md has a table for operators; `tests/lint/test_faults.py` compares the alerts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ class Fault:
     """One fault of an installation that otherwise works."""
 
     name: str
+    documented: str = ""
+    """The fault's row in the table of docs/reference/alerts.md; empty if no alert is due."""
     inject: Act
     repair: Act = do.nothing
     """What ends the fault: the operator's first action, or that a component is restarted."""
@@ -38,6 +40,7 @@ class Fault:
     """What is missing so that the fault is delivered and shown as required."""
 
 
+MISSING: Final = "podwatch, the join, a sink or reports is missing"
 GONE: Final = frozenset({"GpuledgerComponentUnreachable"})
 NO_KAFKA: Final = frozenset({"GpuledgerKafkaUnavailable"})
 # An Alertmanager with the shipped configuration suppresses these.
@@ -57,6 +60,7 @@ WITHOUT_KAFKA: Final = frozenset(
 FAULTS: Final = (
     Fault(
         name="killed-join",
+        documented=MISSING,
         inject=do.kill("join"),
         repair=do.bring("join"),
         alerts=GONE,
@@ -64,6 +68,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="join-killed-midway",
+        documented=MISSING,
         inject=do.kill_midway,
         repair=do.bring("join"),
         alerts=GONE,
@@ -71,6 +76,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="hanging-join",
+        documented=MISSING,
         inject=do.pause("join"),
         repair=do.resume("join"),
         alerts=GONE,
@@ -78,24 +84,28 @@ FAULTS: Final = (
     ),
     Fault(
         name="killed-podwatch",
+        documented=MISSING,
         inject=do.kill("podwatch"),
         repair=do.bring("podwatch"),
         alerts=GONE,
     ),
     Fault(
         name="hanging-podwatch",
+        documented=MISSING,
         inject=do.pause("podwatch"),
         repair=do.resume("podwatch"),
         alerts=GONE,
     ),
     Fault(
         name="killed-store",
+        documented=MISSING,
         inject=do.kill("store"),
         repair=do.bring("store"),
         alerts=GONE,
     ),
     Fault(
         name="killed-agent",
+        documented="an agent is missing or a node is down",
         inject=do.kill("agent"),
         repair=do.bring("agent"),
         loses=True,
@@ -105,6 +115,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="no-broker",
+        documented="Kafka is unavailable",
         inject=do.stop_broker,
         repair=do.start_broker,
         alerts=NO_KAFKA,
@@ -112,6 +123,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="no-api-server",
+        documented="the API server is unavailable",
         inject=do.stop_api_server,
         repair=do.start_api_server,
         alerts=frozenset({"GpuledgerPodwatchWatermarkStalled"}),
@@ -119,12 +131,14 @@ FAULTS: Final = (
     ),
     Fault(
         name="second-writer",
+        documented="two agents publish as one node",
         inject=do.start_second_writer,
         repair=do.stop_second_writer,
         alerts=frozenset({"GpuledgerSamplesOverlapping"}),
     ),
     Fault(
         name="moved-join-offsets",
+        documented="another program moved offsets",
         inject=do.move_join_offsets,
         seconds=30.0,
         loses=True,
@@ -134,11 +148,13 @@ FAULTS: Final = (
     ),
     Fault(
         name="moved-store-offsets",
+        documented="another program moved offsets",
         inject=do.move_store_offsets,
         seconds=30.0,
     ),
     Fault(
         name="grown-partitions",
+        documented="partitions were added, or their numbers differ",
         inject=do.grow_partitions,
         repair=do.recreate_topics,
         loses=True,
@@ -148,6 +164,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="wiped-broker",
+        documented="Kafka lost records, or its topics were recreated",
         inject=do.wipe_broker,
         repair=do.renew_store,
         seconds=30.0,
@@ -164,6 +181,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="silent-kubelet",
+        documented="a kubelet does not respond",
         inject=do.silence_kubelet,
         repair=do.resume_kubelet,
         seconds=24.0,
@@ -172,6 +190,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="full-broker-disk",
+        documented="a broker's disk is full",
         inject=do.fill("kafka"),
         repair=do.each(do.free("kafka"), do.stop_broker, do.start_broker),
         alerts=NO_KAFKA,
@@ -180,6 +199,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="full-spool-disk",
+        documented="a node's disk is full",
         inject=do.each(do.fill("spool"), do.stop_broker),
         repair=do.each(do.start_broker, do.free("spool")),
         alerts=frozenset({"GpuledgerSpoolDiskFull"}),
@@ -191,10 +211,13 @@ FAULTS: Final = (
     ),
     Fault(
         name="full-store-disk",
+        documented="the store's disk is full",
         inject=do.fill("store"),
         repair=do.free("store"),
-        alerts=frozenset({"GpuledgerCheckFailing"}),
-        consequences=frozenset({"GpuledgerSinkLagging", "GpuledgerSinkWatermarkStalled"}),
+        alerts=frozenset({"GpuledgerCriticalCheckFailing"}),
+        consequences=frozenset(
+            {"GpuledgerCheckFailing", "GpuledgerSinkLagging", "GpuledgerSinkWatermarkStalled"}
+        ),
         small_disk="store",
     ),
 )

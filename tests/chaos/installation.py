@@ -159,6 +159,21 @@ class Installation:
             await asyncio.to_thread(each.wait_until_ready)
         await self.await_stored(time.time_ns(), seconds=_START_SECONDS)
 
+    async def await_ready(self, *, seconds: float) -> bool:
+        """Wait until all components are ready; return whether they were in time."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if await asyncio.to_thread(self._are_ready):
+                return True
+            await asyncio.sleep(_POLL_SECONDS)
+        return False
+
+    def _are_ready(self) -> bool:
+        try:
+            return all(each.readyz()["ready"] for each in self.components.values())
+        except OSError:
+            return False
+
     async def await_stored(self, time_ns: int, *, seconds: float) -> bool:
         """Wait until the store has a sample of this time; return whether it came in time."""
         deadline = time.monotonic() + seconds

@@ -55,7 +55,7 @@ class Found:
             "time is stored twice": stored is not None and stored.repeated_seconds > 0,
             "time is missing": named > 0 and not fault.loses,
             "no gap is named": not named and fault.loses,
-            "new samples are not stored": not self.has_recovered,
+            "it is not repaired": not self.has_recovered,
             f"does not fire: {_listed(fault.alerts - lasting)}": not fault.alerts <= lasting,
             f"fires: {_listed(lasting - fault.alerts - fault.consequences)}": (
                 not lasting <= fault.alerts | fault.consequences
@@ -156,13 +156,15 @@ class SingleFaults:
         )
 
     async def _repair(self, fault: Fault, installation: Installation) -> bool:
-        """Repair a fault; return whether new samples are stored in time."""
+        """Repair a fault; return whether all components work again in time."""
         try:
             await fault.repair(installation)
         except TimeoutError:
             return False
         fresh_ns = time.time_ns() + _FRESH_NS
-        return await installation.await_stored(fresh_ns, seconds=_RECOVERY_SECONDS)
+        return await installation.await_stored(
+            fresh_ns, seconds=_RECOVERY_SECONDS
+        ) and await installation.await_ready(seconds=_RECOVERY_SECONDS)
 
     def _fired(
         self, scrapes: Scrapes, first: int, installation: Installation

@@ -57,7 +57,7 @@ def fault(*, loses: bool = False, at_once: str = "") -> Fault:
         pytest.param(
             found(stored(), has_recovered=False),
             fault(),
-            ["new samples are not stored"],
+            ["it is not repaired"],
             id="not repaired",
         ),
         pytest.param(found(stored(), lasting="C"), fault(), ["does not fire: A"], id="silent"),
