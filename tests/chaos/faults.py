@@ -147,8 +147,8 @@ FAULTS: Final = (
         consequences=frozenset({"GpuledgerGapsSeen"}),
     ),
     Fault(
+        # The store reads from the offsets in its tables.
         name="moved-store-offsets",
-        documented="another program moved offsets",
         inject=do.move_store_offsets,
         seconds=30.0,
     ),
