@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.chaos.scrapes import Scrapes
 
 RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.yaml"
-HELD_SECONDS: Final = 3600
+EXTENDED_SECONDS: Final = 3600
 """Longer than any rule waits."""
 _FIRED: Final = (
     'count by (alertname, instance, check) (count_over_time(ALERTS{alertstate="firing"}[1d]))'
@@ -32,13 +32,18 @@ def alert_names() -> frozenset[str]:
 
 
 def find_fired(
-    scrapes: Scrapes, *, first: int, promtool: Path, folder: Path
+    scrapes: Scrapes,
+    *,
+    first: int,
+    promtool: Path,
+    folder: Path,
+    extended_seconds: int = EXTENDED_SECONDS,
 ) -> dict[str, list[str]]:
     """Return the alerts that fire during the first scrapes or the extension of their end.
 
     The values show the components that each alert names.
     """
-    series = scrapes.series(first=first, held=HELD_SECONDS // SCRAPE_SECONDS)
+    series = scrapes.series(first=first, extended=extended_seconds // SCRAPE_SECONDS)
     test = {
         "rule_files": [str(RULES)],
         "evaluation_interval": "30s",
@@ -52,7 +57,7 @@ def find_fired(
                 "promql_expr_test": [
                     {
                         "expr": _FIRED,
-                        "eval_time": f"{first * SCRAPE_SECONDS + HELD_SECONDS}s",
+                        "eval_time": f"{first * SCRAPE_SECONDS + extended_seconds}s",
                         "exp_samples": [{"labels": "{}", "value": -1}],
                     }
                 ],

@@ -18,7 +18,7 @@ from tests.chaos.pods import Pods
 from tests.chaos.published_pods import await_published_pods
 from tests.chaos.reader import EventsReader
 from tests.chaos.schedule import plan_actions
-from tests.chaos.scrapes import Scrapes
+from tests.chaos.scrapes import SCRAPE_SECONDS, Scrapes
 from tests.chaos.scraping import keep_scraping, new_scrapes
 from tests.chaos.tally import Tally, Verdict
 from tests.default_topics import SAMPLES
@@ -35,6 +35,8 @@ _POLL_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 15.0
 """How long to wait for late events: longer than a session and a transaction."""
 _PODS_SECONDS: Final = 60.0
+# The first ticks of a new node wait for its first connection, while other nodes have advanced.
+_OF_NEW_NODES: Final = frozenset({"GpuledgerSamplesBehindWatermark"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +115,18 @@ class ChaosRun:
 
     def _fired(self, scrapes: Scrapes) -> list[str]:
         fired = find_fired(
-            scrapes, first=scrapes.count, promtool=self._promtool, folder=self._folder
+            scrapes,
+            first=scrapes.count,
+            promtool=self._promtool,
+            folder=self._folder,
+            # Without the agents, which have ended, watermarks rightly stand.
+            extended_seconds=SCRAPE_SECONDS,
         )
-        return [f"{alert} ({', '.join(where)})" for alert, where in sorted(fired.items())]
+        return [
+            f"{alert} ({', '.join(where)})"
+            for alert, where in sorted(fired.items())
+            if alert not in _OF_NEW_NODES
+        ]
 
     async def _publish_disturbed(
         self, agents: list[Agent], bus: Bus, tally: Tally, disturbance: Disturbance

@@ -36,8 +36,6 @@ class Fault:
     """The alerts that fire although the fault was repaired within seconds."""
     small_disk: str | None = None
     """The component whose disk is small, so that it can be filled."""
-    waits_for: str = ""
-    """What is missing so that the fault is delivered and shown as required."""
 
 
 MISSING: Final = "podwatch, the join, a sink or reports is missing"

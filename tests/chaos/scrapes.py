@@ -99,12 +99,12 @@ class Scrapes:
         values = self._values.setdefault(series, [])
         values += [None] * (self.count - len(values)) + [value]
 
-    def series(self, *, first: int, held: int) -> dict[str, str]:
+    def series(self, *, first: int, extended: int) -> dict[str, str]:
         """Return the first scrapes, extended, as promtool's `input_series`: values by series."""
         return {
             series: write_values(
                 [*values[:first], *[None] * (first - len(values))],
-                held=held,
+                extended=extended,
                 kind=_kind_of(series),
             )
             for series, values in self._values.items()
@@ -115,10 +115,10 @@ def _kind_of(series: str) -> Kind:
     return next((kind for kind, form in _KINDS.items() if form.search(series)), Kind.GAUGE)
 
 
-def write_values(values: Sequence[float | None], *, held: int, kind: Kind) -> str:
+def write_values(values: Sequence[float | None], *, extended: int, kind: Kind) -> str:
     """Return a series in promtool's notation; a value that is missing ends it until the next one.
 
-    The last value is followed by `held` more.
+    The last value is followed by `extended` more.
     """
     written = []
     for number, value in enumerate(values):
@@ -130,11 +130,11 @@ def write_values(values: Sequence[float | None], *, held: int, kind: Kind) -> st
             written.append("_")
     last = values[-1] if values else None
     if last is None:
-        written.append(f"_x{held}")
+        written.append(f"_x{extended}")
     elif step := _step(values[-LAST_SCRAPES:], kind):
-        written.append(f"{_number(last + step)}+{_number(step)}x{held - 1}")
+        written.append(f"{_number(last + step)}+{_number(step)}x{extended - 1}")
     else:
-        written.append(f"{_number(last)}x{held - 1}")
+        written.append(f"{_number(last)}x{extended - 1}")
     return " ".join(written)
 
 

@@ -28,11 +28,11 @@ LABELS = 'job="gpuledger",cluster="default",component="agent",node="n",instance=
 def test_a_series_continues_as_it_ended(
     values: list[float | None], *, kind: Kind, written: str
 ) -> None:
-    assert write_values(values, held=10, kind=kind) == written
+    assert write_values(values, extended=10, kind=kind) == written
 
 
 def test_only_the_last_scrapes_show_whether_a_series_rises() -> None:
-    assert write_values([0, *[9] * 6], held=2, kind=Kind.COUNTER) == "0 9 9 9 9 9 9 9x1"
+    assert write_values([0, *[9] * 6], extended=2, kind=Kind.COUNTER) == "0 9 9 9 9 9 9 9x1"
 
 
 def test_series_have_the_labels_of_the_scrape_configuration_and_metrics_of_rules() -> None:
@@ -40,7 +40,7 @@ def test_series_have_the_labels_of_the_scrape_configuration_and_metrics_of_rules
     scrapes.add({AGENT: None})
     page = '# HELP gpuledger_lag_seconds x\ngpuledger_lag_seconds{of="b"} 1.0\ngpuledger_other 2.0'
     scrapes.add({AGENT: page})
-    assert scrapes.series(first=2, held=2) == {
+    assert scrapes.series(first=2, extended=2) == {
         f"up{{{LABELS}}}": "0 1 1x1",
         f'gpuledger_lag_seconds{{of="b",{LABELS}}}': "_ 1 1x1",
     }
@@ -57,7 +57,7 @@ def test_the_labels_of_a_page_take_precedence() -> None:
 def test_components_that_a_run_does_not_have_are_scraped_as_well() -> None:
     scrapes = Scrapes(rules="", started_seconds=0, others=["sink-rows"])
     scrapes.add({})
-    assert scrapes.series(first=1, held=2) == {
+    assert scrapes.series(first=1, extended=2) == {
         'up{job="gpuledger",cluster="default",component="sink-rows",instance="sink-rows"}': "1 1x1"
     }
 
@@ -69,7 +69,7 @@ def test_a_series_rises_as_its_name_implies() -> None:
         scrapes.add({AGENT: "\n".join(f"{name} {value}.0" for name in names)})
     rising = {
         series.partition("{")[0]: values.rpartition(" ")[2]
-        for series, values in scrapes.series(first=3, held=2).items()
+        for series, values in scrapes.series(first=3, extended=2).items()
     }
     assert {name: rising[name] for name in names} == dict(
         zip(names, ("1.5+0.5x1", "3+2x1", "1x1"), strict=True)
@@ -80,4 +80,4 @@ def test_the_first_scrapes_are_extended_without_the_later_ones() -> None:
     scrapes = Scrapes(rules="", started_seconds=0)
     scrapes.add({AGENT: ""})
     scrapes.add({AGENT: None})
-    assert scrapes.series(first=1, held=2) == {f"up{{{LABELS}}}": "1 1x1"}
+    assert scrapes.series(first=1, extended=2) == {f"up{{{LABELS}}}": "1 1x1"}
