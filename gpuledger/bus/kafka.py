@@ -12,7 +12,7 @@ from typing import Final
 from aiokafka import AIOKafkaConsumer
 
 from gpuledger.bus.aiokafka_patches import consumers
-from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids
+from gpuledger.bus.aiokafka_patches.requests import connected_node, fetch_topic_ids
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_producer import KafkaProducer, KafkaTransactions
@@ -43,6 +43,7 @@ class KafkaBus:
         """
         self.topics = Topics(settings.topic_prefix)
         self._connection = KafkaConnection(settings, readiness=readiness)
+        self._producers: set[KafkaProducer] = set()
 
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions; raise `TopicsError` if the topic does not exist."""
@@ -52,14 +53,29 @@ class KafkaBus:
         """Return the topic's current description; raise `TopicsError` if it does not exist."""
         return await self._connection.describe(topic)
 
+    async def topic_id(self, topic: str) -> str | None:
+        """Request the topic's current id over the connection of an open producer.
+
+        Returns `None` if no producer is connected, or if the topic does not exist or has no id.
+        """
+        inner = next((one.client.client for one in self._producers if one.client), None)
+        node = inner and connected_node(inner)
+        if node is None:
+            return None
+        async with self._connection.requesting(f"looking up the id of topic {topic}"):
+            found = await fetch_topic_ids(inner, [topic], node=node)
+        return (found or {}).get(topic)
+
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
         """Open a producer; it connects with the first batch."""
         # Not connected yet, so that a component can start and report while brokers are down.
         producer = KafkaProducer(self._connection)
+        self._producers.add(producer)
         try:
             yield producer
         finally:
+            self._producers.discard(producer)
             await producer.close()
 
     @asynccontextmanager

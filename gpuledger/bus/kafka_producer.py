@@ -187,6 +187,11 @@ class KafkaProducer:
         self._partitions = KnownPartitions(connection)
         self._retired: set[asyncio.Task[None]] = set()
 
+    @property
+    def client(self) -> AIOKafkaProducer | None:
+        """The connected client; `None` before the first batch and after a failure."""
+        return self._client
+
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
         """Publish the messages in order and return the offset after the last one, if known.
 

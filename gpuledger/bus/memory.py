@@ -99,6 +99,11 @@ class MemoryBus:
         topic_id = self._logs[TopicPartition(topic, 0)].topic_id
         return TopicDescription(self._partitions[topic], topic_id)
 
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the topic's current id; `None` if the topic does not exist."""
+        log = self._logs.get(TopicPartition(topic, 0))
+        return log and log.topic_id
+
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
         """Open a producer."""

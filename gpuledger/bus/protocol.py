@@ -374,6 +374,13 @@ class Bus(Protocol):
     async def describe(self, topic: str) -> TopicDescription:
         """Return the topic's current description; raise `TopicsError` if it does not exist."""
 
+    async def topic_id(self, topic: str) -> str | None:
+        """Request the topic's current id over the connection of an open producer.
+
+        Returns `None` if no producer is connected, or if the topic does not exist or has no id.
+        Unlike `describe`, it never opens a connection, so many agents may call it often.
+        """
+
     def producer(self) -> AbstractAsyncContextManager[Producer]:
         """Open a producer; leaving the context flushes and closes it."""
 

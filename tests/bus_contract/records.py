@@ -139,6 +139,21 @@ class RecordLaws:
         with pytest.raises(TopicsError, match="absent"):
             await harness.bus.partitions("absent")
 
+    async def test_an_open_producer_finds_the_id_of_a_recreated_topic(
+        self, harness: Harness
+    ) -> None:
+        async with harness.bus.producer() as producer:
+            await producer.publish(harness.readings, 0, messages("a"))
+            before = await harness.bus.topic_id(harness.readings)
+            assert before
+            assert before == (await harness.bus.describe(harness.readings)).topic_id
+            await harness.recreate(harness.readings)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                # The broker may not know the new topic at once.
+                while await harness.bus.topic_id(harness.readings) in (before, None):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert await harness.bus.topic_id("absent") is None
+
     async def test_concurrent_publishers_each_keep_their_own_order(self, harness: Harness) -> None:
         async def publish(name: str) -> None:
             for number in range(10):

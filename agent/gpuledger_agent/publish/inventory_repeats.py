@@ -15,7 +15,7 @@ from gpuledger.errors import BusError
 from gpuledger_agent.publish.send_queue import SendQueue
 
 LOOK_SECONDS: Final = 60.0
-"""Time between two queries for the topic's id. Each query needs a connection of its own."""
+"""Time between two queries for the topic's id, which use the publisher's connection."""
 REPEAT_SECONDS: Final = 3600.0
 _log = structlog.get_logger(__name__)
 
@@ -45,11 +45,11 @@ class InventoryRepeats:
         """Return whether the topic is another one than at the last successful query."""
         topic = self._bus.topics.inventory.name
         try:
-            found = await self._bus.describe(topic)
+            found = await self._bus.topic_id(topic)
         except BusError:
             return False  # the publisher reports missing brokers, topics and permissions
-        before, self._topic_id = self._topic_id, found.topic_id or self._topic_id
-        is_other = is_other_topic(before, found.topic_id)
+        before, self._topic_id = self._topic_id, found or self._topic_id
+        is_other = is_other_topic(before, found)
         if is_other:
             _log.warning("topic_recreated", topic=topic)
         return is_other

@@ -95,6 +95,10 @@ class BusView:
         """Return the description of a topic; raises `TopicsError` if it does not exist."""
         return await self._bus.describe(topic)
 
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the current id of a topic; `None` if it is unknown."""
+        return await self._bus.topic_id(topic)
+
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         """Open a consumer and record its progress.

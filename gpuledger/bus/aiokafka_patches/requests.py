@@ -28,7 +28,7 @@ from io import BytesIO
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from aiokafka import AIOKafkaConsumer
-from aiokafka.client import AIOKafkaClient
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
     GroupLoadInProgressError,
@@ -366,16 +366,38 @@ class _TopicIds(Request[_MetadataRequest]):  # type: ignore[misc]  # aiokafka is
         )
 
 
+def connected_node(client: AIOKafkaClient) -> Any | None:  # noqa: ANN401  # aiokafka is untyped
+    """Return a broker to which a connection for general requests is open, or `None`.
+
+    Remove once `get_random_node` prefers such brokers.
+    """
+    connected = (
+        node
+        for (node, group), connection in client._conns.items()
+        if group is ConnectionGroup.DEFAULT and connection.connected()
+    )
+    return next(connected, None)
+
+
 async def fetch_topic_ids(
-    client: AIOKafkaClient, topics: Sequence[str]
+    client: AIOKafkaClient,
+    topics: Sequence[str],
+    *,
+    node: Any | None = None,  # noqa: ANN401  # aiokafka is untyped
 ) -> dict[str, str | None] | None:
-    """Return the id of each existing topic; `None` if the brokers do not report ids."""
-    found = await fetch_topics(client, topics)
+    """Return the id of each existing topic; `None` if the brokers do not report ids.
+
+    The request goes to `node`, by default to any broker.
+    """
+    found = await fetch_topics(client, topics, node=node)
     return None if found is None else {topic: each.topic_id for topic, each in found.items()}
 
 
 async def fetch_topics(
-    client: AIOKafkaClient, topics: Sequence[str]
+    client: AIOKafkaClient,
+    topics: Sequence[str],
+    *,
+    node: Any | None = None,  # noqa: ANN401  # aiokafka is untyped
 ) -> dict[str, FetchedTopic] | None:
     """Return the id and the number of partitions of each existing topic.
 
@@ -383,7 +405,7 @@ async def fetch_topics(
     errors. Remove once aiokafka supports version 10 of Metadata.
     """
     # Any broker will do; if its metadata is out of date, the next check requests it again.
-    node = client.get_random_node()
+    node = client.get_random_node() if node is None else node
     if node is None:
         raise KafkaConnectionError("no broker is known")
     try:

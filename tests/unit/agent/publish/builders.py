@@ -171,14 +171,17 @@ class FickleBus:
         self.is_deaf = False
         """It takes records, but its acknowledgements get lost."""
         self.published: list[tuple[str, bytes]] = []
-        self.topic_id = "first"
+        self.id_of_topics = "first"
 
     async def partitions(self, topic: str) -> int:
         return (await self.describe(topic)).partitions
 
     async def describe(self, topic: str) -> TopicDescription:
         self._raise_if(self.is_away)
-        return TopicDescription(12, self.topic_id)
+        return TopicDescription(12, self.id_of_topics)
+
+    async def topic_id(self, topic: str) -> str | None:
+        return (await self.describe(topic)).topic_id
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:

@@ -125,7 +125,7 @@ async def test_an_outage_repeats_the_inventory_only_if_the_brokers_have_lost_the
         bus.is_away = True
         for _ in range(5):
             await clock.pass_by(LOOK_SECONDS)
-        bus.is_away, bus.topic_id = False, topic_id
+        bus.is_away, bus.id_of_topics = False, topic_id
         await clock.pass_by(LOOK_SECONDS)
         published = [value for topic, value in bus.published if topic == INVENTORY.name]
     assert published == [b"1"] * (2 if topic_id == "second" else 1)

@@ -51,6 +51,9 @@ class SharedBus:
     async def describe(self, topic: str) -> TopicDescription:
         return await self._inner.describe(topic)
 
+    async def topic_id(self, topic: str) -> str | None:
+        return await self._inner.topic_id(topic)
+
     async def count(self, topic: Topic) -> int:
         """Return how many records were written to a topic."""
         async with self.reader() as reader:
