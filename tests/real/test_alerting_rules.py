@@ -162,6 +162,19 @@ def test_a_cluster_whose_podwatch_is_silent_is_not_hidden_by_another_one(
     assert fires_at_the_end("GpuledgerPodwatchWatermarkStalled", two, promtool, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("denied", "fires"),
+    [("0+0x30 2+0x30", False), ("0+0x55 2+2x5", False), ("0+0x30 2+2x30", True)],
+    ids=["for a moment", "for minutes", "for longer"],
+)
+def test_a_denied_watch_fires_only_if_it_stays_denied(
+    denied: str, *, fires: bool, promtool: Path, tmp_path: Path
+) -> None:
+    """An API server that has just started denies watches until it has read the roles."""
+    series = {"gpuledger_podwatch_watch_errors_total": ({"kind": "pod", "status": "403"}, denied)}
+    assert fires_at_the_end("GpuledgerPodwatchForbidden", series, promtool, tmp_path) is fires
+
+
 GPU = {"cluster": "default", "node": "n", "gpu_uuid": "GPU-1"}
 BUSY = "gpuledger_category_gpu_busy_ratio"
 
