@@ -28,6 +28,8 @@ class Fault:
     """How long it lasts."""
     loses: bool = False
     """Whether time is lost. The store must then name it as a gap; otherwise it must have no gap."""
+    unknown_seconds: float = 0.0
+    """The least GPU time whose allocation must be unknown."""
     alerts: frozenset[str] = frozenset()
     """The alerts that must fire if the fault lasts."""
     consequences: frozenset[str] = frozenset()
@@ -183,6 +185,7 @@ FAULTS: Final = (
         inject=do.silence_kubelet,
         repair=do.resume_kubelet,
         seconds=24.0,
+        unknown_seconds=24.0,
         alerts=frozenset({"GpuledgerKubeletErrors"}),
         consequences=frozenset({"GpuledgerCheckFailing"}),
     ),

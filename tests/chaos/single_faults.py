@@ -50,11 +50,13 @@ class Found:
         lasting, repaired = set(self.lasting), set(self.repaired)
         stored = self.stored
         named = stored.named_seconds if stored else 0.0
+        unknown = stored.unknown_seconds if stored else 0.0
         found = {
             "time is lost": stored is None or stored.lost_seconds > 0,
             "time is stored twice": stored is not None and stored.repeated_seconds > 0,
             "time is missing": named > 0 and not fault.loses,
             "no gap is named": not named and fault.loses,
+            "allocations are not unknown": unknown < fault.unknown_seconds,
             "it is not repaired": not self.has_recovered,
             f"does not fire: {_listed(fault.alerts - lasting)}": not fault.alerts <= lasting,
             f"fires: {_listed(lasting - fault.alerts - fault.consequences)}": (

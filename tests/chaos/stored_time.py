@@ -6,7 +6,7 @@ after it, or by a row of `gaps`. Time that is neither covered nor named is lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,6 +29,9 @@ WITH devices AS (
 SELECT node, epoch_ns(time) - interval_ns, epoch_ns(time), coalesce(gap_ns, 0),
   max(coalesce(round(allocated_ns / interval_ns), 1))::BIGINT
 FROM devices GROUP BY node, boot_id, seq, time, interval_ns, gap_ns ORDER BY ALL
+"""
+_UNKNOWN: Final = """
+SELECT coalesce(sum(allocated_ns), 0)::BIGINT FROM {entries} WHERE allocated_pod_state = 'unknown'
 """
 _GAPS: Final = "SELECT epoch_ns(time_before), epoch_ns(time_after) FROM {gaps}"
 _END_OF_TIME: Final = 2**62
@@ -55,12 +58,15 @@ class StoredTime:
     named_seconds: float
     """Time that no sample covers, but that the store names as a gap."""
     newest_ns: int
+    unknown_seconds: float = 0.0
+    """GPU time whose allocation is unknown."""
 
     def as_line(self) -> str:
         """Return the result of a fault."""
         return (
             f"lost {self.lost_seconds:.1f} s, duplicated {self.repeated_seconds:.1f} s,"
-            f" named as a gap {self.named_seconds:.1f} s"
+            f" named as a gap {self.named_seconds:.1f} s,"
+            f" allocation unknown {self.unknown_seconds:.1f} s"
         )
 
 
@@ -68,10 +74,15 @@ def read_time(store: Path) -> StoredTime:
     """Judge a store; raises UserError if it has no rows yet."""
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        query = _SAMPLES.format(entries=entries_sql(str(store)))
-        samples = [StoredSample(*row) for row in connection.sql(query).fetchall()]
+        entries = entries_sql(str(store))
+        found = connection.sql(_SAMPLES.format(entries=entries)).fetchall()
+        ((unknown_ns,),) = connection.sql(_UNKNOWN.format(entries=entries)).fetchall()
         gaps = connection.sql(_GAPS.format(gaps=gaps_sql(str(store)))).fetchall()
-    return judge_time(samples, [(start or 0, end or _END_OF_TIME) for start, end in gaps])
+    judged = judge_time(
+        [StoredSample(*row) for row in found],
+        [(start or 0, end or _END_OF_TIME) for start, end in gaps],
+    )
+    return replace(judged, unknown_seconds=_seconds(unknown_ns))
 
 
 def judge_time(samples: Sequence[StoredSample], gaps: Iterable[tuple[int, int]] = ()) -> StoredTime:

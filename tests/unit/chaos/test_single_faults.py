@@ -8,10 +8,16 @@ from tests.chaos.single_faults import Found
 from tests.chaos.stored_time import StoredTime
 
 
-def stored(*, lost: float = 0.0, repeated: float = 0.0, named: float = 0.0) -> StoredTime:
+def stored(
+    *, lost: float = 0.0, repeated: float = 0.0, named: float = 0.0, unknown: float = 0.0
+) -> StoredTime:
     """Return the time in a store."""
     return StoredTime(
-        lost_seconds=lost, repeated_seconds=repeated, named_seconds=named, newest_ns=1
+        lost_seconds=lost,
+        repeated_seconds=repeated,
+        named_seconds=named,
+        unknown_seconds=unknown,
+        newest_ns=1,
     )
 
 
@@ -31,12 +37,13 @@ def found(
     )
 
 
-def fault(*, loses: bool = False, at_once: str = "") -> Fault:
+def fault(*, loses: bool = False, at_once: str = "", unknown: float = 0.0) -> Fault:
     """Return a fault that raises A, and perhaps C as well."""
     return Fault(
         name="fault",
         inject=nothing,
         loses=loses,
+        unknown_seconds=unknown,
         alerts=frozenset("A"),
         consequences=frozenset("C"),
         at_once=frozenset(at_once),
@@ -54,6 +61,13 @@ def fault(*, loses: bool = False, at_once: str = "") -> Fault:
         pytest.param(found(stored(named=1)), fault(), ["time is missing"], id="a gap"),
         pytest.param(found(stored(named=1)), fault(loses=True), [], id="a named gap"),
         pytest.param(found(stored()), fault(loses=True), ["no gap is named"], id="no gap"),
+        pytest.param(
+            found(stored(unknown=1)),
+            fault(unknown=2),
+            ["allocations are not unknown"],
+            id="allocations that are known",
+        ),
+        pytest.param(found(stored(unknown=2)), fault(unknown=2), [], id="unknown allocations"),
         pytest.param(
             found(stored(), has_recovered=False),
             fault(),
@@ -84,5 +98,6 @@ def test_each_fault_has_a_name_of_its_own() -> None:
 def test_a_result_shows_the_components_that_alerts_name() -> None:
     line = found(stored(named=2)).as_line()
     assert line == (
-        "lost 0.0 s, duplicated 0.0 s, named as a gap 2.0 s; alerts: A (agent); if repaired: none"
+        "lost 0.0 s, duplicated 0.0 s, named as a gap 2.0 s, allocation unknown 0.0 s;"
+        " alerts: A (agent); if repaired: none"
     )
