@@ -102,7 +102,7 @@ class MemoryBus:
     async def topic_id(self, topic: str) -> str | None:
         """Return the topic's current id; `None` if the topic does not exist."""
         log = self._logs.get(TopicPartition(topic, 0))
-        return log and log.topic_id
+        return None if log is None else log.topic_id
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:

@@ -150,7 +150,7 @@ class RecordLaws:
             await harness.recreate(harness.readings)
             async with asyncio.timeout(DEADLINE_SECONDS):
                 # The broker may not know the new topic at once.
-                while await harness.bus.topic_id(harness.readings) in (before, None):  # noqa: ASYNC110
+                while await harness.bus.topic_id(harness.readings) in (before, None):  # noqa: ASYNC110 - the bus has no event for this
                     await asyncio.sleep(0.05)
             assert await harness.bus.topic_id("absent") is None
 
