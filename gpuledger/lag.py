@@ -14,7 +14,7 @@ from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 
 SILENCE_SECONDS: Final = 30.0
-"""A consumer polls every second; a longer time without an answer means that it cannot read."""
+"""Time without an answer after which the bus counts as unavailable; consumers poll every second."""
 
 
 class Lag:

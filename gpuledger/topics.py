@@ -93,7 +93,7 @@ class Topic:
 
     @cached_property
     def key_of(self) -> Callable[[Any], str]:
-        """Return the function from a record to its key; for keys of several fields."""
+        """The function that returns a record's key; only for keys of several fields."""
         fields_of = attrgetter(*self.key.split("/"))
         return lambda record: "/".join(fields_of(record))
 

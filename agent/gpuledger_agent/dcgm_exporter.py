@@ -71,9 +71,9 @@ def read_milliseconds(value: str) -> Meaning:
 
 
 def read_interval(value: str) -> Meaning:
-    """Return shorter times between readings, if values could be older than the flag's interval.
+    """Return the agent's intervals that must be shortened to the flag's interval.
 
-    The flag is in milliseconds. At longer intervals, the agent reads more often anyway.
+    The flag is in milliseconds. Intervals that are already shorter stay unchanged.
     """
     if not value.isascii() or not value.isdigit() or not int(value):
         raise ValueError(f"expected milliseconds > 0, got {shorten(value, _SHOWN_CHARACTERS)!r}")

@@ -256,8 +256,8 @@ SPOOL_FAILURES: Final = Counter(
 count_from_zero(SPOOL_FAILURES, error=("ENOSPC", "EDQUOT", "EIO", "EROFS", "EACCES", "unknown"))
 COUNTERS_SKIPPED: Final = Gauge(
     "gpuledger_agent_counters_skipped",
-    "Number of lines of the list of counters that are skipped: fields that the agent does not have,"
-    " and fields listed twice.",
+    "Number of lines in the list of counters that have no effect, such as fields that the agent"
+    " does not have.",
 )
 PROCESS_SERIES_DROPPED: Final = Counter(
     "gpuledger_agent_process_series_dropped",

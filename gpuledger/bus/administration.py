@@ -163,7 +163,8 @@ class KafkaAdmin:
     async def partitions_read(self, topic: str, *, group: str) -> int | None:
         """Return the number of partitions that a topic had when a consumer group committed offsets.
 
-        Returns `None` if the group has not read the topic, or the user may not describe the group.
+        If the commits have different numbers, the smallest counts. Returns `None` if the group has
+        not read the topic, or the user may not describe the group.
         """
         topic_id = (await self._connection.describe(topic)).topic_id
         try:

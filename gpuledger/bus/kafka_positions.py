@@ -5,8 +5,8 @@ name, so a recreated topic inherits the offsets of its predecessor; once it has 
 consumer would skip its first records unnoticed. Therefore each commit carries the topic id as
 metadata. The ids are compared when partitions are assigned and every `TOPIC_CHECK_SECONDS` after.
 
-It also carries the number of partitions. Each node's records and states are in the partition that
-follows from this number, so a group never continues after partitions were added.
+Each commit also carries the topic's number of partitions. This number determines the partition of a
+node's records and states, so a group never continues after partitions were added.
 
 The metadata also distinguishes the group's own commits from those of other programs, such as
 `kafka-consumer-groups.sh --reset-offsets`, which commit without it.
@@ -51,10 +51,9 @@ from gpuledger.bus.topic_ids import TopicIds
 from gpuledger.topics import refuse_added_partitions
 
 TOPIC_CHECK_SECONDS: Final = 10.0
-"""Interval at which the topic ids are requested during reading."""
+"""Interval at which topic ids and numbers of partitions are requested during reading."""
 TOPIC_CHECK_TIMEOUT_SECONDS: Final = 2.0
-"""Timeout of the request for topic ids. After a timeout, the topics count as unchanged until the
-next check."""
+"""Timeout of this request. After a timeout, the topics count as unchanged until the next check."""
 _IDENTITY: Final = "topic_id="
 _PARTITIONS: Final = " partitions="
 
@@ -64,14 +63,14 @@ def commit_metadata(
 ) -> str:
     """Return the metadata of a commit: the topic's id and number of partitions, if known.
 
-    Without them too, the metadata shows that the group itself has committed.
+    Even if both are unknown, the metadata shows that the group itself has committed.
     """
     count = f"{_PARTITIONS}{counts[topic]}" if topic in counts else ""
     return f"{_IDENTITY}{topic_ids.get(topic) or ''}{count}"
 
 
 class CommitMetadata(NamedTuple):
-    """The metadata of a commit, as `commit_metadata` made it."""
+    """The contents of a commit's metadata, which `commit_metadata` writes."""
 
     is_own: bool
     """Whether the group itself has committed, and not another program."""
@@ -133,7 +132,7 @@ class Positions:
         """Set newly assigned partitions to the group's committed offsets.
 
         A partition starts at its beginning if nothing is committed, or if the offset belongs to an
-        earlier topic of the same name.
+        earlier topic of the same name. Raises `TopicsError` if partitions were added.
         """
         wanted = list(partitions)
         async with self._connection.requesting("looking up the group's committed offsets"):
@@ -201,7 +200,7 @@ class Positions:
         return None if self._is_of_other_topic(partition, metadata) else offset
 
     async def report_moved(self, partition: TopicPartition, *, read_before: int | None) -> bool:
-        """Report a gap if another program set the committed offset past records not read.
+        """Report a gap if another program set the committed offset past unread records.
 
         Returns whether another program has set the offset.
         """

@@ -262,11 +262,11 @@ class Consumer(Protocol):
         """
 
     async def report_moved(self, partition: TopicPartition, *, read_before: int | None) -> bool:
-        """Report a gap if another program set the committed offset past records that were not read.
+        """Report a gap if another program set the committed offset past unread records.
 
         Refers to the offset that `committed` returned last. `read_before` is the offset before
-        which the component has read all records. If it is `None`, any offset after the first that
-        another program has set is a gap of unknown size.
+        which the component has read all records. If it is `None`, every offset above 0 that another
+        program has set is reported as a gap of unknown size.
 
         Returns whether another program has set the offset. The component must then commit it, so
         that the partition's next owner does not report the gap again.
@@ -316,8 +316,8 @@ class Consumer(Protocol):
     def is_answered(self) -> bool:
         """Return whether the bus has recently answered for every partition that is being read.
 
-        `poll` also returns nothing if the brokers do not answer. It is `False` before the group has
-        assigned partitions to this consumer.
+        `poll` does not show this: it returns nothing both without new records and without answers.
+        Returns false before the consumer has joined its group.
         """
 
 

@@ -430,7 +430,7 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
     """Set `pieces`, `given` and `replicas` of a device from its allocations."""
     # By claim and pod: the containers that share the claim.
     claims: dict[str, dict[tuple[str, str], set[str]]] = {}
-    # By device id, how many shares the allocation has. Several allocations of one id count once.
+    # The number of shares by device id. If several allocations have one id, its shares count once.
     ids: dict[str, dict[str, int]] = {}
     numbers: dict[tuple[AllocatedContainer, str, str | None, bool], dict[str, int]] = {}
     stated: dict[tuple[AllocatedContainer, str], int] = {}

@@ -48,7 +48,7 @@ class BootProgress(BaseRecord, frozen=True, kw_only=True):
     """End of the interval that the boot's last attributed sample covers, nanoseconds since the
     epoch."""
     covered_from_time_ns: Natural | None = None
-    """Begin of the time that this boot covers, as in `NodeProgress`; absent if no sample of the
+    """Start of the time that this boot covers, as in `NodeProgress`; absent if no sample of the
     boot was attributed since the current boot began."""
 
 
@@ -80,7 +80,7 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     """If the last attributed sample is the only one of its boot: the end of the interval that it
     covers, nanoseconds since the epoch."""
     covered_from_time_ns: Natural | None = None
-    """Begin of the time that the current boot covers up to `time_ns`, nanoseconds since the epoch.
+    """Start of the time that the current boot covers up to `time_ns`, nanoseconds since the epoch.
     Samples of other boots within this time are not attributed, because two agents write them."""
     boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
     """Earlier boots: first the newest ones, then the boots that were attributed longest; absent if

@@ -87,7 +87,7 @@ class _Fitting:
         return msgspec.structs.replace(record, **kept)
 
     def consistent(self, record: Any) -> Any:  # noqa: ANN401  # any record
-        """Return the record; in a tick, mark or drop rows that lack what was cut off."""
+        """Return the record; in a tick, mark missing allocations, drop processes without device."""
         if not isinstance(record, NodeSample):
             return record
         if self.cut["NodeSample.allocations"] or self.cut["NodeSample.job_allocations"]:

@@ -185,8 +185,8 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """Devices that the kubelet has allocated; empty if the kubelet does not answer."""
     allocations_unknown: bool | None = None
     """True if `allocations` may be incomplete, so that the allocation of each device's rest is
-    unknown. Either the last answer of the node's kubelet is too old, or the agent has not read the
-    annotations with the shares of pods."""
+    unknown. The last answer of the node's kubelet is too old, the agent has not read the
+    annotations with the shares of pods, or allocations exceed the limits of the record."""
     ended_processes: Annotated[list[ProcessExit], at_most(MAX_ENDED_PROCESSES)] | None = None
     """Processes that finished with a GPU by this sample, if the driver's accounting is on."""
     job_allocations: Annotated[list[JobAllocation], at_most(MAX_JOB_ALLOCATIONS)] | None = None

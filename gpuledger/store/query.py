@@ -277,9 +277,9 @@ def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
 def check_table(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> int | None:
-    """Return the current version of a table whose files all exist; `None` without a table.
+    """Check the files of a table; return the table's version, or `None` if there is no table.
 
-    Raises `UserError` with the name of a file that is missing or was cut short; on an object store,
+    Raises `UserError` with the name of a file that is missing or was cut short. On an object store,
     only the log is read.
     """
     uri, problem = table_uri(store_uri, name), None

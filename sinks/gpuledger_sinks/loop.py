@@ -215,8 +215,8 @@ class _Session:
         self._is_newly_assigned = False
         self._is_preparing = False
         self._placed: dict[str, IsPlaced] = {}
-        """The placement rule of each topic, until partitions are assigned: their number may have
-        changed."""
+        """The placement rule of each topic. It is forgotten when partitions are assigned, because
+        their number may have changed."""
 
     async def run(self, bus: Bus) -> None:
         self.bus = bus

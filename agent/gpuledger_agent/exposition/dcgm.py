@@ -73,7 +73,7 @@ class RowWriter:
     """Makes the rows of a tick: each device with its labels, which are the same in all families."""
 
     label_fields: Sequence[tuple[str, Field]]
-    """The fields that are labels of every series, with their names among the old names."""
+    """The fields that are labels of every series, each with its name in series with old names."""
     host_label: str
     """Name of the label that contains the node's name, or `none`."""
     pod_series: bool

@@ -358,7 +358,7 @@ class Namesakes:
             )
             ended = set(before)
             if len(lists) == 1 and assigned:
-                # The list has only this pod, and none of those that were found before.
+                # The kubelet lists only this pod, so it no longer lists the pods found before.
                 ended |= uids & found.get(name, uids)
             self._running[name], self._found[name], self._devices[name] = running, uids, assigned
             self._unlisted[name] = gone | (ended - assigned.keys() - running)
@@ -368,10 +368,10 @@ class Namesakes:
     ) -> frozenset[int]:
         """Return the positions of the pods that have ended.
 
-        A pod that is the only one of its name is not among them; `PodEnds` finds it. Another pod of
-        the name may have the devices of a former pod. So no pod of a name counts as ended unless
-        the list has devices for each other pod of this name that it may contain. The kubelet may
-        list a former pod without devices.
+        A pod that is the only one of its name is not among them; `PodEnds` finds it. A running pod
+        may have the devices of an ended one. Therefore, pods of a name count as ended only if the
+        list still has a pod with devices for each other pod of this name that it may contain. Pods
+        without devices do not count, because the kubelet may list an ended pod without devices.
         """
         self._folders.check()
         found: set[int] = set()

@@ -1,8 +1,8 @@
 """Publishes a node's newest inventory again: every hour, and if its topic was recreated.
 
-A topic that was deleted, or brokers that were wiped, have lost the inventory, and the node's
-hardware may not change for months. A repeated inventory is the same record with the same time, so
-consumers do not regard it as a change.
+The inventory is lost if its topic is deleted or the brokers are wiped, and the node's hardware may
+not change for months. A repeated inventory is the same record with the same time, so consumers do
+not regard it as a change.
 """
 
 from typing import Final
@@ -42,7 +42,7 @@ class InventoryRepeats:
             await self._clock.sleep(LOOK_SECONDS)
 
     async def _is_recreated(self) -> bool:
-        """Return whether the topic is another one than at the last successful query."""
+        """Return whether the topic was recreated since the last successful query."""
         topic = self._bus.topics.inventory.name
         try:
             found = await self._bus.topic_id(topic)

@@ -74,7 +74,7 @@ def _replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -
         raise _UnfitError("it has no bytes, or its key is not a node key")
     value = decoder_of(topic.name, topic.record).decode(dead_letter.value)
     if node != topic.key_of(value):
-        raise _UnfitError("its key is not that of its node")
+        raise _UnfitError("its key is the key of another node")
     if not isinstance(value, GpuEvent):
         message = Message(dead_letter.key, dead_letter.value, value.time_ns // NS_PER_MS)
         return Replayable(topic.name, node, message)

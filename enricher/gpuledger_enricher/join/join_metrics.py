@@ -89,7 +89,7 @@ INCIDENTS_TOTAL: Final = Counter(
 count_from_zero(INCIDENTS_TOTAL, kind=(*INCIDENT_KINDS, OTHER_KIND))
 OVERLAPPING_TOTAL: Final = Counter(
     "gpuledger_join_samples_overlapping",
-    "Total number of samples not attributed because samples before them cover their time: two"
+    "Total number of samples not attributed because earlier samples cover some of their time: two"
     " agents publish as one node.",
 )
 OVERLAPPING_SECONDS_TOTAL: Final = Counter(
@@ -159,8 +159,8 @@ NODES_UNBOOKED: Final = Gauge(
 )
 NODE_UNRESPONSIVE_SINCE: Final = Gauge(
     "gpuledger_join_node_unresponsive_since_timestamp_seconds",
-    "Event time of the last sample of a node without samples for two minutes, in seconds since the"
-    " epoch; absent for deleted nodes.",
+    "Event time of the last sample of a node that has sent none for two minutes, in seconds since"
+    " the epoch; absent for deleted nodes.",
     ["cluster", "node"],
 )
 CLOCK_STEPS_TOTAL: Final = Counter(

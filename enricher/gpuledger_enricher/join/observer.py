@@ -261,7 +261,8 @@ class JoinObserver:
         node = node_key(sample)
         metrics.OVERLAPPING_TOTAL.inc()
         metrics.OVERLAPPING_SECONDS_TOTAL.inc(sample.interval_ns / NS_PER_SECOND)
-        # Two writers are booked in turn, so the node is unbooked only if the time was forged.
+        # With two real agents, samples of one of them are booked, so the node does not count as
+        # unbooked. It does if a writer has covered its time with forged ticks.
         self.observe_rejected(record, sample, now_ns=now_ns)
         if count := self._overlaps.count(node):
             _log.warning(
@@ -358,7 +359,7 @@ class JoinObserver:
         self._skew.observe_clock_step(node, seconds)
 
     def observe_new_cluster(self, node: str) -> None:
-        """Record that a node sent the first tick of a cluster that no watermark names."""
+        """Record that the first tick of a cluster came, and that no watermark names the cluster."""
         metrics.NEW_CLUSTERS_TOTAL.inc()
         if count := self._new_clusters.count("new_cluster"):
             _log.info("cluster_appeared", **_names(node), count=count)
@@ -372,7 +373,7 @@ class JoinObserver:
             )
 
     def observe_rejected(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
-        """Record that a tick was not booked, but not because it is a duplicate."""
+        """Record that a tick was not booked although it is not a duplicate."""
         written_ns = record.timestamp_ms * NS_PER_MS
         self._unbooked.observe_rejected(
             node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns

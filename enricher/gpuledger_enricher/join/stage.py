@@ -371,10 +371,10 @@ class JoinStage:
         return events
 
     def _find_new_cluster(self, sample: NodeSample, watermarks: NodeWatermarks) -> None:
-        """Report the cluster of a new node unless a watermark names it.
+        """Report the cluster of a new node if no watermark names it; from then on, it is known.
 
-        podwatch publishes a watermark in each partition, and so does the join once it knows the
-        cluster.
+        podwatch publishes a watermark of its cluster in each partition, and so does the join once
+        it knows the cluster.
         """
         cluster = sample.cluster
         if not any(known.knows_cluster(cluster) for known in self._watermarks.values()):

@@ -1,8 +1,8 @@
 """Coordinators on a broker that hangs: they are left after a short time, and looked up elsewhere.
 
 A broker that hangs, for example because of its disk, neither answers nor closes its connections.
-aiokafka waits `request_timeout_ms` for each answer, and looks up coordinators at a random broker,
-which may be the one that hangs. That is as long as a whole call of the bus may take, although the
+aiokafka looks up coordinators at a random broker, which may be the one that hangs. It waits
+`request_timeout_ms` for each answer, which is as long as a whole call of the bus may take. But the
 cluster has another coordinator after a few seconds.
 """
 

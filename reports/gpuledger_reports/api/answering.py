@@ -175,7 +175,7 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
             else []
         ),
         *(
-            [f"GPUs that a second node reports: {len(duplicate)}; its samples are not billed"]
+            [f"GPUs with samples of a second node, which are not billed: {len(duplicate)}"]
             if duplicate
             else []
         ),

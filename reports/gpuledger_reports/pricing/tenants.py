@@ -125,7 +125,7 @@ class TenantBook:
     def is_other_pod(self, cluster: str, node: str, uid: str, namespace: str, pod: str) -> bool:
         """Return whether a name belongs to another pod than the one with this UID.
 
-        If the pod with this UID has no record, the name belongs to any pod that had it.
+        If the pod with this UID has no record, the name counts as another pod's if any pod had it.
         """
         history = self._histories.get((cluster, node, uid))
         if history:

@@ -4,7 +4,7 @@ A unit is a nanosecond of a physical GPU divided by `UNITS`, so that the time of
 a whole number. The parts of a GPU's hour sum to the time for which the GPU was in the inventory. If
 the inventory does not list the GPU in that hour, they sum to the time that ticks cover. If several
 nodes report a GPU, the parts on all of them sum to at most an hour. The rows of a node do not count
-in an hour in which the GPU was in another node.
+in an hour in which the GPU was in another node all the time.
 
 1. If ticks cover more than this time (a clock was set or slewed), allocated time is scaled down.
 2. Time in which a device did not answer is unresponsive. An allocatee claims the other time by its
@@ -315,6 +315,7 @@ for the whole hour. If it was in the other node for a part of the hour, time is 
 GPUS_ELSEWHERE: Final = (
     "SELECT cluster, node, physical_gpu, greatest(hour_us, $begin_us) FROM elsewhere"
 )
+"""SQL of the GPUs of one node that were in another node for a whole hour."""
 
 
 def without_elsewhere_sql(rows: str) -> str:

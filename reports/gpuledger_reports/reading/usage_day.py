@@ -149,7 +149,7 @@ def rows_of(
 ) -> Iterator[UsageRow]:
     """Yield the rows behind the sums for which `belongs` is true, ordered by hour, node and GPU.
 
-    Rows are distinguished by all properties; only the functions about pods of `needs` are used.
+    Rows are distinguished by all properties: `needs` only provides its functions about pods.
     """
     needs = ALL_NEEDED._replace(is_known_pod=needs.is_known_pod, is_other_pod=needs.is_other_pod)
     for day in _days_with_changes(window, changes):
@@ -211,7 +211,7 @@ class _UsageDay:
         self._parties: list[tuple[PartyKey, int]] = []
         self._has_rows = False
         self._is_shared = False
-        """Whether rows of a node were left out, because their GPU was in another node."""
+        """Whether the inventories of several nodes list a GPU, so that `elsewhere` exists."""
 
     def sums(self, basis_of: Callable[[PartyKey, int], PartyBasis]) -> DaySums:
         usage: list[UsageSum] = []
@@ -314,8 +314,8 @@ class _UsageDay:
     def _has_other_pods(self) -> bool:
         """Load allocations with the UID of another pod; return whether there are any.
 
-        The kubelet reports only names. Until the records of pods arrive, the join assumes that the
-        only pod that uses a GPU is the pod to which the GPU is allocated.
+        The kubelet reports no UIDs. Until the records of pods arrive, the join assumes that a GPU
+        is allocated to the only pod that uses it.
         """
         pods = "SELECT DISTINCT cluster, node, uid, namespace, pod FROM usage_parts"
         rows = self._query(

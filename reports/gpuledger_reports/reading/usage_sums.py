@@ -173,7 +173,7 @@ class DaySums(NamedTuple):
     scaled: list[GpuInHour]
     """GPUs that were allocated more than once at a time."""
     duplicate: list[GpuInHour]
-    """GPUs with ticks of a node while they were in another node. These ticks do not count."""
+    """GPUs with ticks of one node in hours that they spent in another. These ticks do not count."""
 
     def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
         """Divide the sums by period; yield each period's index in `begins_us`, and its sums.

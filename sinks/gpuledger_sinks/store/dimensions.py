@@ -515,7 +515,7 @@ class FollowedTopic:
             yield from dimension.rows_of(decoded, record)
 
     def _is_repeated(self, record: Record) -> bool:
-        """Return whether a record is equal to the previous one: agents repeat it every hour."""
+        """Return whether a record equals the previous one of its key; agents repeat it hourly."""
         key, version = record.key or b"", hash(record.value)
         before, offset = self._reported.get(key, (None, record.offset))
         # If an update fails, its records are read again; the first one is then not a repetition.

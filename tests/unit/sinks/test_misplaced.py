@@ -137,5 +137,5 @@ async def test_an_event_of_another_partition_can_be_replayed_and_one_of_another_
         assert [each.offset for each in on.kept(REPLAY.name)] == offsets
         if offsets:
             await eventually(lambda: on.kept(ROWS_TOPIC.name))
-    assert ("its key is not that of its node" in capsys.readouterr().out) == (not offsets)
+    assert ("its key is the key of another node" in capsys.readouterr().out) == (not offsets)
     assert len(await dead_letters(on)) == 1

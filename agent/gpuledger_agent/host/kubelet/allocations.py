@@ -238,10 +238,10 @@ class Allocations:
     def are_unknown(self) -> bool:
         """Whether the last list from `current` may be incomplete.
 
-        It may be if the kubelet has not responded or its last response is too old. This does not
-        apply to nodes without a kubelet: `kubelet.enabled` is `auto`, and the socket never existed.
-        The list may also be incomplete if the shares of some pods are only in annotations that were
-        never read.
+        The list may be incomplete if the kubelet has not responded or its last response is too old,
+        or if the shares of some pods are only in annotations that were never read. On a node
+        without a kubelet (`kubelet.enabled` is `auto`, and the socket never existed), it is
+        complete.
         """
         if not self._is_fresh():
             return not self._is_absent

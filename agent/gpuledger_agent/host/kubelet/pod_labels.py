@@ -17,10 +17,10 @@ from gpuledger_agent.host.node_pods import MAX_NAMES
 # The API server's rules for label values, so that no value is longer or has other characters.
 _VALUE: Final = re.compile(rf"[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{MAX_LABEL_LENGTH - 2}}}[A-Za-z0-9])?")
 
-# Prometheus' names of labels do not begin with a digit.
+# Names of Prometheus labels do not begin with a digit.
 _NAME: Final = re.compile(r"[A-Za-z]")
 MAX_ALL: Final = 64
-"""Maximum number of labels on a pod's series if all labels are selected."""
+"""Maximum number of labels that DCGM's metrics get from one pod."""
 Labels = Sequence[tuple[str, str]]
 """Names and values of labels to add to a pod's series."""
 
@@ -47,8 +47,8 @@ def select_dcgm_labels(
 ) -> dict[str, Labels]:
     """Return the labels that dcgm-exporter adds to each pod's series, by pod UID.
 
-    If there are patterns, one of them must match a part of the label's name in Kubernetes. If two
-    names become equal, the first in alphabetical order remains.
+    If there are patterns, only labels are selected whose Kubernetes name contains a match of one of
+    them. If two names become equal, the first in alphabetical order remains.
     """
 
     def choose(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:

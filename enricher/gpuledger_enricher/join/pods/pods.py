@@ -346,9 +346,10 @@ class ClusterObjects:
         self.namespaces: NamedObjects[NamespaceDescription] = NamedObjects(KnownNamespace)
 
     def is_removed(self, node: str, time_ns: int) -> bool:
-        """Return whether the node's cluster has a podwatch, and the node does not exist at a time.
+        """Return whether the API server had no such node at a time.
 
-        Every worker knows the namespaces of all clusters, but only the nodes of its partitions.
+        Returns false for a cluster without podwatch. Namespaces show whether a cluster has one,
+        because every worker has those of all clusters, but only the nodes of its partitions.
         """
         return self.nodes.at(node, time_ns) is None and self.namespaces.has(split_key(node)[0])
 

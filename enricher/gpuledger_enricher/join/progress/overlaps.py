@@ -15,14 +15,14 @@ facts distinguish it from a second machine. An agent sends its ticks in order, s
 returns once the next boot has sent a tick. And each boot has its own id. Therefore:
 
 - The first tick of a boot is always booked.
-- The next one is always booked, too, if the newest boot was not booked in between. The boot is then
-  the newest one, and time that other boots covered before no longer counts.
-- All other ticks must not overlap the time that the newest boot covers, or that other boots have
-  covered since it is the newest.
+- The second tick is also always booked, unless the newest boot was booked between the two. The boot
+  then becomes the newest one, and time that other boots covered before no longer counts.
+- Any other tick is booked only if it overlaps neither the time that the newest boot covers, nor the
+  time that other boots have covered since that boot became the newest.
 
-If a clock is set, `covered_from_ns` begins again with the next tick, so that no time counts as
-covered that the clock has skipped. So a second machine is booked twice for at most the first tick
-of each of its boots, and for `MIN_GAP_NS` whenever the other machine's ticks come first.
+If a clock is set, `covered_from_ns` begins again with the next tick, so that time that the clock
+has skipped does not count as covered. A second machine therefore adds at most the first tick of
+each of its boots, and `MIN_GAP_NS` whenever the other machine's ticks come first.
 """
 
 from typing import Final
@@ -37,12 +37,12 @@ _NEVER: Final = -(2**63)
 def overlap_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
     """Return for how many nanoseconds of a tick the node is booked already.
 
-    Return `None` if the tick can be booked. It must not be a duplicate.
+    Return `None` if the tick can be booked. The tick must not be a duplicate.
     """
     if watermark is None:
         return None
     if sample.boot_id == watermark.boot_id:
-        # Most ticks, so without further calls.
+        # True for most ticks, so it is tested without further calls.
         passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
         if sample.interval_ns - passed_ns <= MIN_GAP_NS and not watermark.before:
             return None

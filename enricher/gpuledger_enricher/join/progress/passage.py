@@ -79,8 +79,8 @@ class BootWatermark(NamedTuple):
     time_ns: int | None = None
     """End of the boot's last booked tick, in nanoseconds since the epoch."""
     covered_from_ns: int | None = None
-    """Begin of the time that the boot covers together with the newest boot, see `overlaps`; `None`
-    if the boot was not booked since the newest boot began."""
+    """Start of the time that the boot has covered since the newest boot began, see `overlaps`;
+    `None` if the boot was not booked since then."""
 
     def booked_for_ns(self, now_ns: int) -> int:
         """Return for how long the boot has been booked.
@@ -116,10 +116,10 @@ class NodeWatermark(msgspec.Struct, gc=False):
     single_time_ns: int | None = None
     """Time of a later tick that is the only tick of another boot; `None` if there is none."""
     covered_from_ns: int | None = None
-    """Begin of the time that the newest boot covers, see `overlaps`."""
+    """Start of the time that the newest boot covers, see `overlaps`."""
 
     def newest(self) -> BootWatermark:
-        """Return the progress of the node's newest boot, as that of an earlier boot."""
+        """Return the progress of the node's newest boot, in the form for earlier boots."""
         return BootWatermark(
             self.boot_id,
             self.seq,

@@ -119,9 +119,9 @@ class NodeWatermarks:
         applies to a cluster whose nodes are all unresponsive while nodes of other clusters send
         ticks, such as a removed cluster. If no cluster is known, the default cluster is reported,
         because an empty partition is complete too. The result has at most `MAX_CLUSTERS`, those
-        that have been known for longest; otherwise, a writer who invents nodes could have a
-        watermark published for each of them every few seconds. `is_at_end` means that all records
-        have been read. The cost is proportional to the number of nodes.
+        that have been known for longest. Otherwise, a writer that invents clusters could make the
+        join publish a watermark for each of them every few seconds. `is_at_end` means that all
+        records have been read. The cost is proportional to the number of nodes.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
@@ -278,7 +278,7 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
 
 
 def _covered_from_ns(boot: BootWatermark, tick: NodeWatermark) -> int | None:
-    """Return the begin of the time that an earlier boot covers, including its last tick."""
+    """Return the start of the time that an earlier boot covers, including this tick."""
     if boot.covered_from_ns is None or boot.time_ns is None:
         return tick.covered_from_ns
     if is_clock_set(tick, seq=boot.seq, time_ns=boot.time_ns):

@@ -99,7 +99,7 @@ class _Sorted(NamedTuple):
     whole: set[ResolvedDevice]
     """The devices that were allocated to containers in `named` as a whole."""
     pieces: Counter[tuple[ContainerKey, SharedDevice]]
-    """Number of ids of each other container in `counted`."""
+    """Number of device ids of each container in `counted` that is not in `inexact`, by device."""
 
 
 def merge_allocations(
@@ -222,7 +222,7 @@ def _owns(source: ShareSource, resource_name: str) -> bool:
 def _exact_shares(
     pieces: Mapping[tuple[ContainerKey, SharedDevice], int], replicas: ReplicaCounts
 ) -> dict[ContainerKey, int]:
-    """Return the millionths that the kubelet allocated to containers, if it lists all pieces.
+    """Return the exact shares of containers in millionths, if the kubelet lists all pieces.
 
     A container may have pieces of memory and of cores; the greater share counts.
     """

@@ -1,7 +1,7 @@
 """The shares that annotations state, and the functions that read their values.
 
-Pods' annotations are written by everybody who may create pods, so a value may be anything. A
-product's function raises `BadAnnotationError` for a value that it cannot use.
+Everybody who may create pods may write annotations, so a value may be anything. A product's
+function raises `BadAnnotationError` for a value that it cannot use.
 """
 
 import re
@@ -64,7 +64,7 @@ class ShareSource(NamedTuple):
     source: AllocationSource
     """The product's name in records and settings."""
     resource_name: str
-    """The resource that its pods request, if the kubelet does not report one."""
+    """The resource name of its allocations if the kubelet reports no devices of the container."""
     has_devices: bool
     """Whether the kubelet also gives these containers devices, whose ids only count shares. Only
     the product that owns their resource may then replace them."""
