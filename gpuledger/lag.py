@@ -39,7 +39,7 @@ class Lag:
         self._arrived_ms: dict[TopicPartition, int] = {}
         """When records after the offset in `_ends` were first seen, in ms since the epoch."""
         self._newest_ms: int | None = None
-        self._heard_ns: int | None = None
+        self._answered_ns: int | None = None
         """When the bus last answered for all partitions, by the clock."""
         self._is_idle = True
 
@@ -56,12 +56,12 @@ class Lag:
                 batches.clear()  # the consumer went back, so these records are polled again
             batches.append((records[-1].offset + 1, records[0].timestamp_ms))
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         """Record that the bus has just answered for all partitions.
 
         The first call must come before the first poll, so that an outage at the start counts.
         """
-        self._heard_ns = self._clock.time_ns()
+        self._answered_ns = self._clock.time_ns()
 
     def ends(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Record the current end offsets of partitions that cannot be polled."""
@@ -118,8 +118,8 @@ class Lag:
         seconds = [self._withheld_seconds()]
         if oldest_ms is not None:
             seconds.append(now_ns / NS_PER_SECOND - oldest_ms / 1e3)
-        if self._heard_ns is not None:
-            silent_seconds = (now_ns - self._heard_ns) / NS_PER_SECOND
+        if self._answered_ns is not None:
+            silent_seconds = (now_ns - self._answered_ns) / NS_PER_SECOND
             if silent_seconds > SILENCE_SECONDS:
                 seconds.append(silent_seconds)
         return max(seconds)

@@ -148,7 +148,7 @@ async def consume(
         topics=sorted(config.decoders),
     )
     lag = Lag(clock=clock)
-    lag.heard()
+    lag.answered()
     LAG_SECONDS.labels(sink=sink.name).set_function(lag.seconds)
     ACKNOWLEDGED_TIMESTAMP_SECONDS.labels(sink=sink.name).set_function(lag.newest_seconds)
     gap_check = GapCheck(gaps or Check())
@@ -336,7 +336,7 @@ class _Session:
         self._polling.end()
         self.has_polled = True
         if self.consumer.is_answered():
-            self._lag.heard()
+            self._lag.answered()
         self._report_membership()
         return polled
 

@@ -161,7 +161,7 @@ COMPONENT_LIMITS: Final = (
             Limit(
                 "Labels of a pod with `exposition.dcgm_pod_labels`",
                 gpuledger_agent.host.kubelet.pod_labels,
-                "MAX_ALL",
+                "MAX_DCGM_LABELS",
                 "Further labels are left out.",
             ),
             Limit(

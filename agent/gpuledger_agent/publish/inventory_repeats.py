@@ -14,7 +14,7 @@ from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 from gpuledger.errors import BusError
 from gpuledger_agent.publish.send_queue import SendQueue
 
-LOOK_SECONDS: Final = 60.0
+QUERY_SECONDS: Final = 60.0
 """Time between two queries for the topic's id, which use the publisher's connection."""
 REPEAT_SECONDS: Final = 3600.0
 _log = structlog.get_logger(__name__)
@@ -39,7 +39,7 @@ class InventoryRepeats:
             if is_recreated or now_ns - queued_ns >= REPEAT_SECONDS * NS_PER_SECOND:
                 self._send_queue.repeat_inventory()
                 queued_ns = now_ns
-            await self._clock.sleep(LOOK_SECONDS)
+            await self._clock.sleep(QUERY_SECONDS)
 
     async def _is_recreated(self) -> bool:
         """Return whether the topic was recreated since the last successful query."""

@@ -70,7 +70,7 @@ class JoinWorker:
         self._inputs = input_names(topics)
         self._gaps = gaps
         self._lag = lag
-        self._lag.heard()
+        self._lag.answered()
         metrics.LAG_SECONDS.set_function(self._lag.seconds)
         self._stage = stage
         self._dead_letters = dead_letters
@@ -116,7 +116,7 @@ class JoinWorker:
             consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds
         )
         if consumer.is_answered():
-            self._lag.heard()
+            self._lag.answered()
         # A node is unresponsive only if it sent no ticks while this worker polled.
         now, before = time.monotonic(), self._polled_at
         self._polled_at = now

@@ -125,19 +125,19 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
         elif _is_shared(values, question):
             shared[_name(question, values)].add(_costs_of(line, _properties(question, values)))
         else:
-            share = _costs_of(line, _properties(question, values), model=values["model"])
-            tenants[scope, _name(question, values)].add(share)
+            sums = _costs_of(line, _properties(question, values), model=values["model"])
+            tenants[scope, _name(question, values)].add(sums)
     if question.share_idle:
         _share_idle(tenants, idle, question.share_idle)
-    named = _fold((name, share) for (_, name), share in tenants.items())
+    named = _fold((name, sums) for (_, name), sums in tenants.items())
     _share_among(named, shared, question.share_split)
     if question.has_idle or question.share_idle:
-        for (scope, is_selected), share in idle.items():
-            # A share whose idle was distributed is empty here. Without tenants to take it, idle
+        for (scope, is_selected), sums in idle.items():
+            # Costs whose idle was distributed are empty here. Without tenants to take it, idle
             # remains.
-            if share.cost or share.billed:
-                named[_Name(is_selected, _idle_name(scope, question))].add(share)
-    return _written({name.text: share for name, share in named.items() if name.is_selected}, bill)
+            if sums.cost or sums.billed:
+                named[_Name(is_selected, _idle_name(scope, question))].add(sums)
+    return _written({name.text: sums for name, sums in named.items() if name.is_selected}, bill)
 
 
 def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str], bool]) -> bool:
@@ -212,7 +212,7 @@ def _share_idle(
     """Distribute the idle of each cluster or node among the tenants that had GPUs in it."""
     # Find all weights first, because distributing the first pool changes the costs.
     by_scope = {
-        scope: [share for (of, _), share in tenants.items() if of == scope] for scope, _ in idle
+        scope: [sums for (of, _), sums in tenants.items() if of == scope] for scope, _ in idle
     }
     weights_of = {scope: _weights(takers, split) for scope, takers in by_scope.items()}
     for (scope, is_selected), unused in idle.items():
@@ -228,10 +228,10 @@ def _share_among(named: dict[_Name, _Costs], shared: Mapping[_Name, _Costs], spl
     weights = _weights(takers, split)
     if not any(weights):
         # No other tenant has a cost, so the shared tenants pay for themselves.
-        for name, share in shared.items():
-            named[name].add(share)
+        for name, sums in shared.items():
+            named[name].add(sums)
         return
-    total = sum((share.cost for share in shared.values()), Fraction(0))
+    total = sum((sums.cost for sums in shared.values()), Fraction(0))
     for taker, weight in zip(takers, weights, strict=True):
         taker.shared_cost += total * weight
 
@@ -248,36 +248,34 @@ def _weights(takers: Sequence[_Costs], split: Split) -> list[Fraction]:
     return [cost / total for cost in costs] if total else [Fraction(0) for _ in takers]
 
 
-def _fold(shares: Iterable[tuple[_Name, _Costs]]) -> dict[_Name, _Costs]:
+def _fold(pairs: Iterable[tuple[_Name, _Costs]]) -> dict[_Name, _Costs]:
     found: dict[_Name, _Costs] = defaultdict(_Costs)
-    for name, share in shares:
-        found[name].add(share)
+    for name, sums in pairs:
+        found[name].add(sums)
     return found
 
 
 def _written(named: Mapping[str, _Costs], bill: Bill) -> dict[str, dict[str, Any]]:
     ordered = sorted(named.items())
     parts = [
-        part
-        for _, share in ordered
-        for part in (share.gpu_cost, share.idle_cost, share.shared_cost)
+        part for _, sums in ordered for part in (sums.gpu_cost, sums.idle_cost, sums.shared_cost)
     ]
     costs = quantize_together(parts, digits=COST_DIGITS)
     return {
-        name: _allocation(name, share, costs[3 * at : 3 * at + 3], bill)
-        for at, (name, share) in enumerate(ordered)
+        name: _allocation(name, sums, costs[3 * at : 3 * at + 3], bill)
+        for at, (name, sums) in enumerate(ordered)
     }
 
 
-def _allocation(name: str, share: _Costs, costs: Sequence[Decimal], bill: Bill) -> dict[str, Any]:
+def _allocation(name: str, sums: _Costs, costs: Sequence[Decimal], bill: Bill) -> dict[str, Any]:
     gpu_cost, idle_cost, shared_cost = costs
     window = Window(bill.window.begin_us, max(bill.window.begin_us, bill.end_us))
     minutes = Fraction(window.end_us - window.begin_us, _MINUTE_US)
-    hours = Fraction(share.billed, HOUR_UNITS)
-    efficiency = _efficiency(share)
+    hours = Fraction(sums.billed, HOUR_UNITS)
+    efficiency = _efficiency(sums)
     return {
         "name": name,
-        "properties": share.properties or {},
+        "properties": sums.properties or {},
         "window": {"start": time_text(bill.window.begin_us), "end": time_text(bill.window.end_us)},
         "start": time_text(window.begin_us),
         "end": time_text(window.end_us),
@@ -294,28 +292,28 @@ def _allocation(name: str, share: _Costs, costs: Sequence[Decimal], bill: Bill) 
         "sharedCost": shared_cost,
         "totalCost": gpu_cost + idle_cost + shared_cost,
         "totalEfficiency": _number(efficiency),
-        "gpuAllocation": _gpu_allocation(share, minutes),
+        "gpuAllocation": _gpu_allocation(sums, minutes),
     }
 
 
-def _efficiency(share: _Costs) -> Fraction:
+def _efficiency(sums: _Costs) -> Fraction:
     """Return used over allocated time.
 
-    Without allocated time, return 1 if the share was used and has a cost, else 0, as OpenCost does.
+    Without allocated time, return 1 if GPU time was used and has a cost, else 0, as OpenCost does.
     """
-    if share.allocated:
-        return Fraction(share.used, share.allocated)
-    return Fraction(1 if share.used and share.cost else 0)
+    if sums.allocated:
+        return Fraction(sums.used, sums.allocated)
+    return Fraction(1 if sums.used and sums.cost else 0)
 
 
-def _gpu_allocation(share: _Costs, minutes: Fraction) -> dict[str, Any] | None:
-    if not share.models or not minutes:
+def _gpu_allocation(sums: _Costs, minutes: Fraction) -> dict[str, Any] | None:
+    if not sums.models or not minutes:
         return None
     allocated, used = (
-        Fraction(units * 60, HOUR_UNITS) / minutes for units in (share.allocated, share.used)
+        Fraction(units * 60, HOUR_UNITS) / minutes for units in (sums.allocated, sums.used)
     )
-    known = share.models - {UNALLOCATED}
-    model = {"gpuModel": next(iter(known))} if len(share.models) == len(known) == 1 else {}
+    known = sums.models - {UNALLOCATED}
+    model = {"gpuModel": next(iter(known))} if len(sums.models) == len(known) == 1 else {}
     averages = {"gpuUsageAverage": _number(used), "gpuRequestAverage": _number(allocated)}
     # A bill does not show whether others had the same GPU at the time.
     return {**model, "isGPUShared": None, **averages}

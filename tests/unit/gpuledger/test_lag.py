@@ -104,14 +104,14 @@ def test_while_the_bus_does_not_answer_the_lag_is_the_time_since_its_last_answer
     """Polls are empty in an outage, too; they do not mean that nothing waits."""
     clock = ManualClock()
     lag = Lag(clock=clock)
-    lag.heard()
+    lag.answered()
     shown = []
     for _ in range(9):
         lag.polled({})
         clock.advance(60)
         shown.append(lag.seconds())
     assert shown == [60 * minute for minute in range(1, 10)]
-    lag.heard()
+    lag.answered()
     assert lag.seconds() == 0
 
 
@@ -119,7 +119,7 @@ def test_a_bus_that_answers_between_polls_is_not_silent() -> None:
     clock = ManualClock()
     lag = Lag(clock=clock)
     for _ in range(100):
-        lag.heard()
+        lag.answered()
         lag.polled({})
         clock.advance(30)
         assert lag.seconds() == 0
@@ -128,7 +128,7 @@ def test_a_bus_that_answers_between_polls_is_not_silent() -> None:
 def test_a_record_that_is_older_than_the_silence_decides_the_lag() -> None:
     clock = ManualClock()
     lag = Lag(clock=clock)
-    lag.heard()
+    lag.answered()
     lag.polled({AT: [record(0, age_seconds=500)]})
     clock.advance(100)
     assert lag.seconds() == 600

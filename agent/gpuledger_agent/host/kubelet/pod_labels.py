@@ -19,7 +19,7 @@ _VALUE: Final = re.compile(rf"[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{MAX_LABEL_LENGTH - 
 
 # Names of Prometheus labels do not begin with a digit.
 _NAME: Final = re.compile(r"[A-Za-z]")
-MAX_ALL: Final = 64
+MAX_DCGM_LABELS: Final = 64
 """Maximum number of labels that DCGM's metrics get from one pod."""
 Labels = Sequence[tuple[str, str]]
 """Names and values of labels to add to a pod's series."""
@@ -58,7 +58,9 @@ def select_dcgm_labels(
                 yield to_label(name), labels[name]
 
     return {
-        pod.metadata.uid: tuple(sorted(dict(choose(pod.metadata.labels or {})).items()))[:MAX_ALL]
+        pod.metadata.uid: tuple(sorted(dict(choose(pod.metadata.labels or {})).items()))[
+            :MAX_DCGM_LABELS
+        ]
         for pod in pods
     }
 

@@ -15,7 +15,7 @@ from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_agent.publish.inventory_repeats import (
-    LOOK_SECONDS,
+    QUERY_SECONDS,
     REPEAT_SECONDS,
     InventoryRepeats,
 )
@@ -83,11 +83,11 @@ async def test_a_recreated_topic_has_the_newest_inventory_within_a_minute() -> N
         await clock.pass_by(0)
         for number in (1, 2):
             send_queue.put_inventory(inventory_of(number))
-            await clock.pass_by(LOOK_SECONDS)
+            await clock.pass_by(QUERY_SECONDS)
         assert values_in(bus) == [b"1", b"2"]
         bus.recreate(INVENTORY.name)
         assert values_in(bus) == []
-        await clock.pass_by(LOOK_SECONDS)
+        await clock.pass_by(QUERY_SECONDS)
         assert values_in(bus) == [b"2"]
 
 
@@ -96,8 +96,8 @@ async def test_an_unchanged_inventory_is_published_again_each_hour_as_the_same_r
     async with publishing(bus, clock) as send_queue:
         await clock.pass_by(0)
         send_queue.put_inventory(inventory_of(7))
-        for _ in range(round(2.5 * REPEAT_SECONDS / LOOK_SECONDS)):
-            await clock.pass_by(LOOK_SECONDS)
+        for _ in range(round(2.5 * REPEAT_SECONDS / QUERY_SECONDS)):
+            await clock.pass_by(QUERY_SECONDS)
         records = bus.kept(INVENTORY.name)
     assert len(records) == 3
     assert len({(record.key, record.value, record.timestamp_ms) for record in records}) == 1
@@ -109,7 +109,7 @@ async def test_a_node_without_an_inventory_repeats_nothing() -> None:
         await clock.pass_by(0)
         await clock.pass_by(REPEAT_SECONDS)
         bus.recreate(INVENTORY.name)
-        await clock.pass_by(LOOK_SECONDS)
+        await clock.pass_by(QUERY_SECONDS)
         assert values_in(bus) == []
 
 
@@ -121,11 +121,11 @@ async def test_an_outage_repeats_the_inventory_only_if_the_brokers_have_lost_the
     async with publishing(cast("Bus", bus), clock) as send_queue:
         await clock.pass_by(0)
         send_queue.put_inventory(inventory_of(1))
-        await clock.pass_by(LOOK_SECONDS)
+        await clock.pass_by(QUERY_SECONDS)
         bus.is_away = True
         for _ in range(5):
-            await clock.pass_by(LOOK_SECONDS)
+            await clock.pass_by(QUERY_SECONDS)
         bus.is_away, bus.id_of_topics = False, topic_id
-        await clock.pass_by(LOOK_SECONDS)
+        await clock.pass_by(QUERY_SECONDS)
         published = [value for topic, value in bus.published if topic == INVENTORY.name]
     assert published == [b"1"] * (2 if topic_id == "second" else 1)

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from gpuledger.runtime import Check
 from gpuledger.runtime.tasks import run_tasks
 from gpuledger_agent.host.kubelet.pod_labels import (
-    MAX_ALL,
+    MAX_DCGM_LABELS,
     PodLabels,
     select_dcgm_labels,
     select_labels,
@@ -73,11 +73,11 @@ def test_dcgm_exporters_patterns_select_labels_under_their_own_names(
 
 
 def test_equal_and_excess_labels_of_dcgm_exporter_are_left_out() -> None:
-    labels = {"a.b": "first", "a/b": "second"} | {f"x{i:03}": "y" for i in range(MAX_ALL)}
+    labels = {"a.b": "first", "a/b": "second"} | {f"x{i:03}": "y" for i in range(MAX_DCGM_LABELS)}
     pods = parse_pods(json.dumps(pod_list(pod("1", **labels))).encode(), node=NODE)
     (found,) = select_dcgm_labels(pods, []).values()
     assert found[0] == ("a_b", "first")
-    assert len(found) == MAX_ALL
+    assert len(found) == MAX_DCGM_LABELS
 
 
 def test_a_node_without_pods_has_a_list_without_items() -> None:
