@@ -7,6 +7,7 @@ applies.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import date
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -423,10 +424,17 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
         return all(map(is_of_device, tried)) if tried else is_of_device(dimension)
 
 
-def mistakes_of(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the path and the remedy of each mistake that concerns several parts of a file."""
-    yield from _wrong_currencies(policy)
-    yield from _wrong_dimensions(policy)
+def mistakes_of(
+    policy: BillPolicy, *, invalid: AbstractSet[str] = frozenset()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield the path and the remedy of each mistake that concerns several parts of a file.
+
+    `invalid` are sections with mistakes of their own. Checks that depend on them are left out.
+    """
+    if invalid.isdisjoint({"currency", "exchange_rates"}):
+        yield from _wrong_currencies(policy)
+    if "dimensions" not in invalid:
+        yield from _wrong_dimensions(policy)
     names = [price.name for price in policy.prices]
     for at, name in enumerate(names):
         if name in names[:at]:

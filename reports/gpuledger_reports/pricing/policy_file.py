@@ -22,9 +22,6 @@ MAX_VALUES: Final = 1_000_000
 DEFAULT_FILE: Final = Path(__file__).with_name("list_prices.yaml")
 _WHOLE_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_REQUIRED_BY_OTHERS: Final = frozenset({("currency",), ("exchange_rates",), ("dimensions",)})
-"""Sections on which other sections depend. If one of these has a mistake, the others cannot be
-checked."""
 
 
 class PolicyError(UserError):
@@ -94,11 +91,10 @@ def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mi
     """Yield the mistakes that appear only if a file's parts are checked against each other.
 
     Sections and rows with mistakes of their own are left out of this check, so that all mistakes of
-    a file are reported at once. Yields nothing if a section is invalid that other sections depend
-    on.
+    a file are reported at once.
     """
     wrong = {path[:2] for path, _ in mistakes}
-    if {path[:1] for path in wrong} & {(), *_REQUIRED_BY_OTHERS}:
+    if () in wrong:
         return
     kept: dict[str, Any] = {}
     stood: dict[Steps, Steps] = {}
@@ -110,7 +106,8 @@ def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mi
             kept[section] = [rows[at] for at in right]
         elif not any(path[0] == section for path in wrong):
             kept[section] = rows
-    for path, what in mistakes_of(msgspec.convert(kept, BillPolicy)):
+    invalid = {str(path[0]) for path in wrong}
+    for path, what in mistakes_of(msgspec.convert(kept, BillPolicy), invalid=invalid):
         yield (*stood.get(path[:2], path[:2]), *path[2:]), what
 
 

@@ -176,6 +176,36 @@ budgets:
     ]
 
 
+@pytest.mark.parametrize(
+    ("invalid", "other"),
+    [
+        ("currency: 5", "teams:\n- {team: a, match: {nmespace: b}}"),
+        ("exchange_rates: [{currency: EUR}]", "teams:\n- {team: a, match: {nmespace: b}}"),
+        ("dimensions: {unit: namespace}", "prices:\n- {name: a, per_gpu_hour: 1, currency: XXX}"),
+        ("dimensions: 5", "budgets:\n- {name: a, amount: 1, from: 2026-02-01, to: 2026-01-01}"),
+    ],
+)
+def test_an_invalid_section_hides_only_the_errors_of_parts_that_refer_to_it(
+    invalid: str, other: str
+) -> None:
+    with pytest.raises(PolicyError) as raised:
+        parse_policy(f"{invalid}\n{other}")
+    assert {mistake[:6] for mistake in raised.value.mistakes} == {"line 1", "line 3"}
+
+
+@pytest.mark.parametrize(
+    ("invalid", "reference"),
+    [
+        ("currency: 5", "prices:\n- {name: a, per_gpu_hour: 1, currency: EUR}"),
+        ("dimensions: {unit: namespace}", "teams:\n- {team: a, match: {unit: b}}"),
+    ],
+)
+def test_a_reference_to_an_invalid_section_is_not_an_error(invalid: str, reference: str) -> None:
+    with pytest.raises(PolicyError) as raised:
+        parse_policy(f"{invalid}\n{reference}")
+    assert {mistake[:6] for mistake in raised.value.mistakes} == {"line 1"}
+
+
 def test_the_hash_of_a_file_depends_only_on_its_meaning(tmp_path: Path) -> None:
     texts = [
         "prices: [{name: a, per_gpu_hour: 1.50}]",
