@@ -5,6 +5,7 @@ owner` must show the same hours.
 """
 
 import shlex
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
@@ -115,8 +116,14 @@ def check_play(
 def play_days(playing: Playing) -> Played:
     """Write the days into the store, with a price file for them, and report progress."""
     plan = plan_fleet(playing.fleet, begin_ns=playing.begin_ns, days=playing.days)
-    with printing_progress(plan.days, what="days", done="wrote") as advance:
-        run_cancellable(play(plan, str(playing.store), advance=advance))
+    try:
+        with printing_progress(plan.days, what="days", done="wrote") as advance:
+            run_cancellable(play(plan, str(playing.store), advance=advance))
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            f"gpuledger: interrupted; the store at {playing.store} is incomplete: delete it\n"
+        )
+        raise
     prices = playing.store / PRICE_FILE
     prices.write_text(price_file(plan))
     return Played(

@@ -2,6 +2,10 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,6 +30,7 @@ from gpuledger_reports.reading.usage_sums import UsageReader
 from gpuledger_simulator.fleet.load import load_fleet, parse_fleet
 from gpuledger_simulator.fleet.plan import FleetNode, FleetPlan, plan_fleet
 from tests.errors import has_words
+from tests.hanging import HANG_SECONDS
 
 BEGIN_NS = 1_790_812_800 * 10**9
 """2026-10-01T00:00:00Z."""
@@ -278,3 +283,23 @@ def test_the_command_prints_the_truth_and_a_bill_that_shows_it(
     assert lines["Deployment/chat"]["allocated_gpu_seconds"] == 86_400
     assert lines["Deployment/chat"]["cost"] == "12.00"
     assert main(["bill", "close", *bill[1:-2]]) == 0
+
+
+def test_an_interrupted_play_reports_that_its_store_is_incomplete(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    command = ["demo", "--play", "60d", "--store", str(store)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpuledger_cli", *command], stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            end_seconds = time.monotonic() + HANG_SECONDS
+            while not (store / "usage").exists() and time.monotonic() < end_seconds:
+                time.sleep(0.05)  # the other process writes
+            running.send_signal(signal.SIGTERM)
+            _, error = running.communicate(timeout=HANG_SECONDS)
+        finally:
+            running.kill()
+    assert running.returncode == 130
+    assert error.splitlines()[-1:] == [
+        f"gpuledger: interrupted; the store at {store} is incomplete: delete it"
+    ]
