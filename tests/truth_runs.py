@@ -220,6 +220,19 @@ def _reused_pid(random: Random) -> Use:
     return Use(_pods(*lives, [_process(0.25, 0.02)]))
 
 
+def _reused_briefly(random: Random) -> Use:
+    """The same, but every second process lives for about a second."""
+    lives: list[list[Mapping[str, Any]]] = [[], []]
+    end = 0.5
+    while end < RUN_SECONDS:
+        for own, seconds in zip(lives, ((2.0, 12.0), (0.3, 1.5)), strict=True):
+            start = end + random.uniform(0.1, 0.9)
+            end = start + random.uniform(*seconds)
+            load = random.uniform(0.2, 0.6)
+            own.append(_process(load, 0.02, start_seconds=start, end_seconds=end, pid=_REUSED_PID))
+    return Use(_pods(*lives, [_process(0.25, 0.02)]))
+
+
 def _recut(random: Random) -> Use:
     """A pod in an instance, then one in an instance of the next layout."""
     at = random.uniform(30.0, 40.0)
@@ -266,6 +279,7 @@ EVENTS: Final[Mapping[str, Callable[[Random], Use]]] = {
     "clock set forward": _set_forward,
     "clock set back": _set_back,
     "a pid comes again": _reused_pid,
+    "a pid comes again and ends": _reused_briefly,
     "MIG reconfigured": _recut,
     "MPS server among its clients": _mps,
     "calls of 300 ms": _slow_calls,

@@ -22,6 +22,7 @@ OUTCOMES: Final = {
     "clock set forward": Outcome(frozenset({"sampled"}), 0.05),
     "clock set back": Outcome(frozenset({"sampled", "memory_share"}), 0.1),
     "a pid comes again": Outcome(frozenset({"partial_samples"}), 0.1),
+    "a pid comes again and ends": Outcome(frozenset({"partial_samples"}), 0.1),
     "MIG reconfigured": Outcome(frozenset(), 0.01),
     "MPS server among its clients": Outcome(frozenset({"mps_server"}), 0.25),
     "calls of 300 ms": Outcome(frozenset({"partial_samples"}), 0.05),
@@ -78,3 +79,21 @@ def test_each_process_of_a_reused_pid_gets_its_own_use_also_if_samples_come_late
     errors = errors_of(played, sampling_interval_seconds=1.0)
     assert errors.claimed <= 0.005
     assert errors.largest.busy_ns <= 0.005
+
+
+@pytest.mark.parametrize("sampling_interval_seconds", [1.0, 10.0])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_use_of_a_reused_pid_is_not_reported_as_measured_if_both_processes_have_ended(
+    seed: int, sampling_interval_seconds: float
+) -> None:
+    """The second process also ends before the next tick lists it."""
+    played = play_cell(
+        "a pid comes again and ends",
+        {"window_seconds": 1.0},
+        sampling_interval_seconds=sampling_interval_seconds,
+        seed=seed,
+    )
+    errors = errors_of(played, sampling_interval_seconds=sampling_interval_seconds)
+    assert errors.claimed <= 0.005
+    assert errors.largest.busy_ns <= OUTCOMES["a pid comes again"].bound
+    assert "partial_samples" in errors.methods

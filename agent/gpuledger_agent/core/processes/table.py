@@ -186,6 +186,8 @@ class ProcessTable:
             reused_pids=frozenset(self._reused).union(
                 former,
                 (pid for pid, known in self._known.items() if _is_another(known, before.get(pid))),
+                # The process that reused the pid may have ended too.
+                (pid for pid, was in self._lingering.items() if _is_another(before.get(pid), was)),
             ),
         )
         self._left, self._reused = set(), set()

@@ -99,6 +99,9 @@ class ProcessTracker:
         self._former: dict[int, KnownProcess] = {}
         """For each reused pid, the earlier process, until ticks cover the start of the present one.
         """
+        self._reused_until_ns: dict[int, int] = {}
+        """For each reused pid whose processes have all ended, when the GPUs no longer listed it,
+        since boot."""
         self._unreadable = 0
 
     def observe(self, polls: Iterable[FastPoll]) -> None:
@@ -160,6 +163,8 @@ class ProcessTracker:
             for pid, known in table_update.before.items()
             if table_update.was_recycled(pid)
         }
+        ended = (table_update.reused_pids | self._former.keys()) - table_update.now.keys()
+        self._reused_until_ns |= dict.fromkeys(ended, listed_boottime_ns)
         self._unreadable += table_update.unreadable
         accounts = {tick.reading.uuid: tick.accounts for tick in read}
         self._accounting_gpus = {uuid for uuid, given in accounts.items() if given is not None}
@@ -182,6 +187,11 @@ class ProcessTracker:
             pid: former
             for pid, former in self._former.items()
             if pid in now and (now[pid].facts.started_boottime_ns or 0) > covered.begin_ns
+        }
+        self._reused_until_ns = {
+            pid: until_ns
+            for pid, until_ns in self._reused_until_ns.items()
+            if until_ns > covered.begin_ns
         }
         usages: list[Sequence[ProcessUsage]] = []
         if self.reads_processes:
@@ -209,7 +219,7 @@ class ProcessTracker:
             for place, of_gpu in enumerate(shared)
             if of_gpu and _is_divided([one for one in processes if one.gpu == place], servers)
         )
-        reused = table_update.reused_pids | self._former.keys()
+        reused = table_update.reused_pids | self._former.keys() | self._reused_until_ns.keys()
         reused_pid_gpus = frozenset(one.gpu for one in processes if one.pid in reused)
         records, self._records = self._records, []
         return TickProcesses(containers.refs(), processes, exits, served, reused_pid_gpus, records)
