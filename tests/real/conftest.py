@@ -25,7 +25,7 @@ from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubeconfig import read_kubeconfig
 from tests.real.services.kubelet import KubeletServer
 from tests.real.services.kubernetes import KubeApi
-from tests.real.services.kustomize import Kubectl, Kustomize
+from tests.real.services.kustomize import Helm, Kubectl, Kustomize
 from tests.real.services.object_store import ObjectStore
 from tests.real.services.prometheus import (
     Prometheus,
@@ -215,6 +215,11 @@ def start_kube_api(
 @pytest.fixture(scope="session")
 def kustomize() -> Kustomize:
     return Kustomize(binary=_found("kustomize"))
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    return Helm(binary=_found("helm"))
 
 
 @pytest.fixture(scope="session")

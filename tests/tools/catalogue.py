@@ -27,6 +27,18 @@ KUBERNETES_LINKER_FLAGS = " ".join(
 # k8s.io/kubelet, whose pod-resources API the server beside its go.mod serves.
 KUBELET_API_VERSION = "0.36.3"
 KUSTOMIZE_VERSION = "5.8.2"
+HELM_VERSION = "3.22.0"
+# Without these Helm would call itself v3.22, and render for Kubernetes 1.20.
+HELM_LINKER_FLAGS = " ".join(
+    [
+        "-s -w",
+        f"-X helm.sh/helm/v3/internal/version.version=v{HELM_VERSION}",
+        "-X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1",
+        "-X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
+        "-X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1",
+        "-X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=36",
+    ]
+)
 PROMETHEUS_VERSION = "0.315.0"
 # Prometheus' suite for senders of remote-write 2.0, a Go package; that of 1.0 is in no module that
 # can be fetched, and tests/real/sinks/test_sender_suites.py has its cases.
@@ -132,6 +144,13 @@ TOOLS: tuple[Tool, ...] = (
         module="kube_apiserver",
         package="k8s.io/kubernetes/cmd/kubectl",
         linker_flags=KUBERNETES_LINKER_FLAGS,
+    ),
+    GoTool(
+        name="helm",
+        version=HELM_VERSION,
+        module="helm",
+        package="helm.sh/helm/v3/cmd/helm",
+        linker_flags=HELM_LINKER_FLAGS,
     ),
 )
 
