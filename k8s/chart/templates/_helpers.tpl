@@ -1,0 +1,184 @@
+{{/* Prefix of all names. 37 characters leave room for the longest suffix of a CronJob, whose name has at most 52. */}}
+{{- define "gpuledger.fullname" -}}
+{{- $name := .Values.fullnameOverride | default (contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name)) -}}
+{{- $name | trunc 37 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Labels of selectors, which never change. `name` is fixed: it becomes the job of the metrics, and the alert rules need it. */}}
+{{- define "gpuledger.releaseLabels" -}}
+app.kubernetes.io/name: gpuledger
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gpuledger.selectorLabels" -}}
+{{ include "gpuledger.releaseLabels" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* Labels of an object without a component. */}}
+{{- define "gpuledger.commonLabels" -}}
+{{ include "gpuledger.releaseLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: gpuledger
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "gpuledger.labels" -}}
+{{ include "gpuledger.commonLabels" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* Metadata of an object of a component; `name` may replace the component's. */}}
+{{- define "gpuledger.metadata" -}}
+name: {{ include "gpuledger.fullname" .root }}-{{ .name | default .component }}
+namespace: {{ .root.Release.Namespace }}
+labels: {{- include "gpuledger.labels" . | nindent 2 }}
+{{- end }}
+
+{{- define "gpuledger.image" -}}
+{{- with .root.Values.image.registry }}{{ . | trimSuffix "/" }}/{{ end -}}
+gpuledger-{{ .image }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* The variables of all components that connect to the brokers. */}}
+{{- define "gpuledger.kafkaVariables" -}}
+{{- with .Values.kafka -}}
+GPULEDGER_KAFKA__BOOTSTRAP_SERVERS: {{ .bootstrapServers | quote }}
+{{- if ne .securityProtocol "PLAINTEXT" }}
+GPULEDGER_KAFKA__SECURITY_PROTOCOL: {{ .securityProtocol }}
+{{- end }}
+{{- if hasPrefix "SASL_" .securityProtocol }}
+GPULEDGER_KAFKA__SASL_MECHANISM: {{ .saslMechanism }}
+GPULEDGER_KAFKA__SASL_PASSWORD_FILE: /run/secrets/kafka/password
+{{- end }}
+{{- if and .caSecret (hasSuffix "SSL" .securityProtocol) }}
+GPULEDGER_KAFKA__SSL_CA_FILE: /run/secrets/kafka/ca.crt
+{{- end }}
+{{- if and .clientCertificates (hasSuffix "SSL" .securityProtocol) }}
+GPULEDGER_KAFKA__SSL_CERT_FILE: /run/secrets/kafka/tls.crt
+GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A component's user, if its Secret exists. */}}
+{{- define "gpuledger.kafkaUser" -}}
+- name: GPULEDGER_KAFKA__SASL_USERNAME
+  valueFrom:
+    secretKeyRef: {name: {{ .root.Values.kafka.loginSecretPrefix }}-{{ .component }}, key: username, optional: true}
+{{- end }}
+
+{{/* CA certificates of the brokers, and the component's own credentials, if they exist. */}}
+{{- define "gpuledger.kafkaVolume" -}}
+- name: kafka
+  projected:
+    sources:
+      {{- with .root.Values.kafka.caSecret }}
+      - secret: {name: {{ . }}, optional: true}
+      {{- end }}
+      - secret: {name: {{ .root.Values.kafka.loginSecretPrefix }}-{{ .component }}, optional: true}
+{{- end }}
+
+{{/* The chart's settings of a component, merged with the user's. A setting that another value of the chart sets is an error. */}}
+{{- define "gpuledger.settings" -}}
+{{- $user := .user -}}
+{{- $path := .path -}}
+{{- $others := merge (dict "kafka.bootstrap_servers" "kafka.bootstrapServers" "kafka.security_protocol" "kafka.securityProtocol" "kafka.sasl_mechanism" "kafka.saslMechanism") .others -}}
+{{- range $setting, $instead := $others -}}
+  {{- $found := $user -}}
+  {{- range splitList "." $setting -}}
+    {{- $found = kindIs "map" $found | ternary (get (kindIs "map" $found | ternary $found dict) .) "" -}}
+  {{- end -}}
+  {{- if not (kindIs "invalid" $found) -}}
+    {{- if ne (toString $found) "" -}}
+      {{- fail (printf "%s.%s: the chart sets this setting; set the value %s instead" $path $setting $instead) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- mergeOverwrite .ours (deepCopy $user) | toYaml -}}
+{{- end }}
+
+{{/* Parts that all containers have in common. */}}
+{{- define "gpuledger.probes" -}}
+# Starting takes half a second on a free core; two minutes allow for a busy node.
+startupProbe:
+  httpGet: {path: /livez, port: http}
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /livez, port: http}
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: http}
+  timeoutSeconds: 5
+{{- end }}
+
+{{- define "gpuledger.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* Metadata of pods. `settings` restarts them when it changes, because components read their settings at start. */}}
+{{- define "gpuledger.podMetadata" -}}
+metadata:
+  labels:
+    {{- include "gpuledger.selectorLabels" . | nindent 4 }}
+    {{- with .root.Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- if or .settings .root.Values.podAnnotations }}
+  annotations:
+    {{- with .settings }}
+    checksum/settings: {{ sha256sum . }}
+    {{- end }}
+    {{- with .root.Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- end }}
+{{- end }}
+
+{{/* Where central pods run, and as whom. */}}
+{{- define "gpuledger.centralPod" -}}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.central.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .root.Values.central.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.central.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  {{- if .store }}
+  fsGroup: 65532
+  {{- end }}
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "gpuledger.imageOf" -}}
+image: {{ include "gpuledger.image" . }}
+{{- with .root.Values.image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* A headless Service, which also contains pods that are not ready. */}}
+{{- define "gpuledger.service" -}}
+apiVersion: v1
+kind: Service
+metadata: {{- include "gpuledger.metadata" . | nindent 2 }}
+spec:
+  clusterIP: None
+  selector: {{- include "gpuledger.selectorLabels" . | nindent 4 }}
+  ports:
+    - name: http
+      port: {{ .port }}
+      targetPort: http
+{{- end }}

@@ -1,0 +1,121 @@
+"""The chart on a real API server: objects accepted, pods admitted, a release installed and removed.
+
+No controller runs, so a release has no pods.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.real.deployment.chart import CASES, CENTRAL, CHART, NAMESPACES, render_chart
+from tests.real.services.starter import running
+from tests.tables import for_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.real.deployment.rendering import Manifest
+    from tests.real.services.kubernetes import KubeApi
+    from tests.real.services.kustomize import Helm
+
+LEVELS: Final = {"gpuledger-agent": "privileged", "gpuledger": "restricted"}
+RELEASES: Final[list[tuple[Path, dict[str, Any]]]] = [
+    *((file, {}) for file in CASES.values()),
+    (CHART / "values-production.yaml", {}),
+    (CHART / "values-production.yaml", {"components": "central"}),
+]
+"""Values files, and the values over them."""
+OPERATOR: Final = "monitoring.coreos.com/v1"
+"""The Prometheus Operator's kinds, which this API server does not have."""
+
+
+@pytest.fixture(scope="module")
+def api(
+    own_kube_api: Callable[..., KubeApi], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KubeApi]:
+    """Start an API server with the namespaces and the RuntimeClass of a cluster."""
+    with running(own_kube_api(folder=tmp_path_factory.mktemp("kubernetes"))) as started:
+        for name, level in LEVELS.items():
+            labels = {"pod-security.kubernetes.io/enforce": level}
+            create(
+                started,
+                {
+                    "apiVersion": "v1",
+                    "kind": "Namespace",
+                    "metadata": {"name": name, "labels": labels},
+                },
+            )
+        runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "nvidia"}
+        create(started, {**runtime, "metadata": {"name": "nvidia"}})
+        yield started
+
+
+def create(api: KubeApi, manifest: Manifest, *, dry_run: bool = False) -> str:
+    """Create an object; return the error, or nothing."""
+    path = api.path_of(manifest).rpartition("/")[0]
+    query = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
+    status, found = api.request("POST", path + query, manifest)
+    return "" if status in {201, 409} else f"{status} {found['message']}"
+
+
+@for_each("file,over", RELEASES)
+def test_the_api_server_accepts_every_object_and_pod(
+    file: Path, over: dict[str, Any], api: KubeApi, helm: Helm, tmp_path: Path
+) -> None:
+    rendering = render_chart(file, over, folder=tmp_path)
+    # A pod is admitted only if its PriorityClass exists.
+    refused = [create(api, made) for made in rendering.of_kind("PriorityClass")]
+    native = [made for made in rendering.objects if made["apiVersion"] != OPERATOR]
+    pods = [each.as_pod() for each in rendering.workloads()]
+
+    refused += [create(api, made, dry_run=True) for made in (*native, *pods)]
+    for made in rendering.of_kind("PriorityClass"):
+        api.request("DELETE", api.path_of(made))
+    assert pods
+    assert [error for error in refused if error] == []
+
+
+def test_only_the_agent_needs_more_than_restricted(
+    api: KubeApi, helm: Helm, tmp_path: Path
+) -> None:
+    values = {"agent": {"priorityClassName": "system-node-critical"}}
+    (agent,) = render_chart(values, folder=tmp_path).workloads()
+    pod = agent.as_pod()
+    pod["metadata"]["namespace"] = NAMESPACES["central"]
+
+    assert 'violates PodSecurity "restricted:latest"' in create(api, pod, dry_run=True)
+
+
+def exists(api: KubeApi, manifest: Manifest) -> bool:
+    return api.request("GET", api.path_of(manifest))[0] == 200
+
+
+@for_each("values", [{"cluster": "eu"}, CENTRAL])
+def test_a_release_is_installed_upgraded_and_removed_except_for_the_store(
+    values: dict[str, Any], api: KubeApi, helm: Helm, tmp_path: Path
+) -> None:
+    """Its notes have three commands, with objects of the release."""
+    rendering = render_chart(values, folder=tmp_path)
+    file, namespace = tmp_path / "values.json", NAMESPACES[values.get("components", "agent")]
+    where = [f"--namespace={namespace}", f"--kubeconfig={api.kubeconfig}"]
+
+    printed = helm("install", "gpuledger", CHART, f"--values={file}", *where)
+    commands = re.findall(r"^  (\S.*)$", printed.partition("\nNOTES:\n")[2], re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        assert command.startswith(("kubectl ", "curl "))
+        assert all(
+            name in {made["metadata"]["name"] for made in rendering.of_kind("DaemonSet")}
+            for name in re.findall(r"daemonset/(\S+)", command)
+        )
+    assert all(exists(api, made) for made in rendering.objects)
+
+    changed = "--set=kafka.bootstrapServers=other:9092"
+    helm("upgrade", "gpuledger", CHART, f"--values={file}", changed, *where)
+    helm("uninstall", "gpuledger", *where)
+    left = {made["kind"] for made in rendering.objects if exists(api, made)}
+    assert left == {made["kind"] for made in rendering.of_kind("PersistentVolumeClaim")}

@@ -1,0 +1,175 @@
+"""The chart's values: described, checked by a schema, and none without an effect."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import yaml
+
+from tests.real.deployment.chart import CASES, CENTRAL, CHART, defaults, merged, render_chart
+from tests.real.services.kustomize import KustomizeError
+from tests.tables import for_each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.real.deployment.rendering import Manifest
+    from tests.real.services.kustomize import Helm
+
+CHANGED: Final[dict[str, object]] = {
+    "components": "central",
+    "image.pullPolicy": "Never",
+    "imagePullSecrets": [{"name": "other"}],
+    "kafka.bootstrapServers": "other:9092",
+    "kafka.securityProtocol": "SASL_PLAINTEXT",
+    "kafka.saslMechanism": "PLAIN",
+    "agent.kubeletPath": "/other",
+    "agent.spoolPath": "/other",
+    "tolerations": [{"key": "other", "operator": "Exists"}],
+    "extraEnv": [{"name": "OTHER", "value": "1"}],
+    "settings": {"log": {"level": "warning"}},
+    "cpu": "7",
+    "memory": "7",
+    "size": "7",
+    "sinks.settings.remote_write.url": "http://other",
+    "sinks.settings.alerts.urls": ["http://other"],
+    "networkPolicy.from": [{"podSelector": {}}],
+    "interval": "7s",
+    "scrapeTimeout": "7s",
+    "relabelings": [{"targetLabel": "other", "replacement": "1"}],
+    "metricRelabelings": [{"action": "labeldrop", "regex": "other"}],
+    "prometheusRule.groups": ["gpuledger-gpus"],
+    "prometheusRule.disabled": ["GpuledgerSamplesDropped"],
+    "prometheusRule.runbookUrl": "https://wiki.example.com",
+}
+"""Other values that the schema accepts, by path or by the last name; other types need none."""
+EXCLUDED: Final = {"podMonitor.enabled": ("central",), "serviceMonitor.enabled": ("agent",)}
+"""The files that already enable the other monitor."""
+MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
+    ({"kafka": {"bootstrapServer": "broker:9092"}}, "'bootstrapServer' not allowed"),
+    ({"kafka": {"bootstrapServers": "broker"}}, "/kafka/bootstrapServers"),
+    ({"components": "central"}, "/kafka/bootstrapServers"),
+    ({"components": "all"}, "/components"),
+    ({"cluster": "Not_A_Label"}, "/cluster"),
+    ({"agent": {"port": 0}}, "/agent/port"),
+    ({"agent": {"settings": {"cluster": "other"}}}, "set the value cluster instead"),
+    ({"agent": {"settings": {"http": {"listen": ":1"}}}}, "set the value agent.port instead"),
+    ({"agent": {"settings": {"no_kafka": False}}}, "agent.settings.no_kafka"),
+    ({**CENTRAL, "join": {"replicas": 0}}, "/join/replicas"),
+    ({**CENTRAL, "sinks": {"settings": {"store": {"uri": "s3://a"}}}}, "sinks.settings.store.uri"),
+    ({**CENTRAL, "sinks": {"settings": {"group": "a"}}}, "sinks.settings.group"),
+    (
+        {**CENTRAL, "join": {"settings": {"kafka": {"bootstrap_servers": "a:1"}}}},
+        "set the value kafka.bootstrapServers instead",
+    ),
+    ({"sinks": {"settings": {"alerts": {"urls": ["am:9093"]}}}}, "/sinks/settings/alerts/urls/0"),
+    (
+        {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
+        "enable only one",
+    ),
+    (
+        {"prometheusRule": {"enabled": True, "disabled": ["GpuledgerTypo"]}},
+        "unknown alert GpuledgerTypo",
+    ),
+]
+
+
+@for_each("values,named", MISTAKES)
+def test_a_mistake_in_the_values_is_named(
+    values: dict[str, Any], named: str, helm: Helm, tmp_path: Path
+) -> None:
+    with pytest.raises(KustomizeError) as raised:
+        render_chart(values, folder=tmp_path)
+
+    assert named in str(raised.value)
+
+
+def leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the path and the content of each value that is not a group of values."""
+    for key, value in values.items():
+        inner = f"{path}.{key}" if path else key
+        if isinstance(value, dict) and value:
+            yield from leaves(value, inner)
+        else:
+            yield inner, value
+
+
+def changed(path: str, value: object) -> object:
+    """Return another value that the schema accepts."""
+    name = path.rpartition(".")[2]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    other = CHANGED.get(path, CHANGED.get(name))
+    return other or ({"other": "value"} if isinstance(value, dict) else "other")
+
+
+def nested(path: str, value: object, place: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with one value at a path of the defaults, whose keys may contain dots."""
+    for key, inner in place.items():
+        if path == key:
+            return {key: value}
+        if path.startswith(f"{key}."):
+            return {key: nested(path.removeprefix(f"{key}."), value, inner)}
+    raise LookupError(path)
+
+
+@pytest.fixture(scope="module")
+def unchanged(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Manifest]]:
+    folder = tmp_path_factory.mktemp("unchanged")
+    return {case: render_chart(file, folder=folder).objects for case, file in CASES.items()}
+
+
+@for_each("path,value", list(leaves(defaults())))
+def test_every_value_has_an_effect(
+    path: str, value: object, unchanged: dict[str, list[Manifest]], tmp_path: Path
+) -> None:
+    """In at least one of the values files of ci/."""
+    # First the file in which it probably has one.
+    central = not path.startswith(("agent", "pod"))
+    for case in sorted(CASES, key=lambda case: (case == "central") != central):
+        given = yaml.safe_load(CASES[case].read_text())
+        present = dict(leaves(merged(defaults(), given))).get(path, value)
+        over = nested(path, changed(path, present), defaults())
+        if case in EXCLUDED.get(path, ()):
+            continue
+        if render_chart(given, over, folder=tmp_path).objects != unchanged[case]:
+            return
+    pytest.fail(f"{path} changes nothing")
+
+
+def test_every_value_is_described_and_known_to_the_schema() -> None:
+    text = (CHART / "values.yaml").read_text()
+    lines = text.splitlines()
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def described(line: int) -> bool:
+        while line and lines[line - 1].lstrip().startswith("#"):
+            line -= 1
+            if lines[line].lstrip().startswith("# -- "):
+                return True
+        return False
+
+    def check(node: yaml.MappingNode, known: Mapping[str, Any]) -> None:
+        assert known["additionalProperties"] is False
+        assert {key.value for key, _ in node.value} == known["properties"].keys() - {"global"}
+        for key, value in node.value:
+            if not described(key.start_mark.line):
+                assert isinstance(value, yaml.MappingNode), key.value
+                check(value, known["properties"][key.value])
+
+    root = yaml.compose(text)
+    assert isinstance(root, yaml.MappingNode)
+    check(root, schema)
+
+
+@for_each("case", list(CASES))
+def test_helm_has_no_complaint(case: str, helm: Helm) -> None:
+    printed = helm("lint", "--strict", "--quiet", f"--values={CASES[case]}", CHART)
+
+    assert [line for line in printed.splitlines() if re.match(r"\[(WARNING|ERROR)\]", line)] == []
