@@ -20,12 +20,13 @@ SILENCE_SECONDS: Final = 30.0
 class Lag:
     """Tracks the records that a consumer has polled but not finished, and computes the lag.
 
-    The lag (`seconds`) is the age of the oldest record that was polled and is not done. If all
-    polled records are done, but the last poll returned records, the lag is the age of the newest
-    record that is done, because more records probably wait on the bus. After an empty poll the lag
-    is 0, or the time since records arrived on a partition that cannot be polled. The lag is never
-    less than the time for which the bus has withheld existing records. If the bus has not answered
-    for `SILENCE_SECONDS`, the lag is at least the time since its last answer.
+    The lag (`seconds`) is that of the partition that is furthest behind. A partition's lag is the
+    age of its oldest record that was polled and is not done. If there is none, but the partition
+    has not been read to its end, its lag is the age of the records that were done last. If it was
+    at its end since then, its lag is the time since that poll. Otherwise it is 0, or the time since
+    records arrived on a partition that cannot be polled. The lag is never less than the time for
+    which the bus has withheld existing records. If the bus has not answered for `SILENCE_SECONDS`,
+    the lag is at least the time since its last answer.
     """
 
     def __init__(self, *, clock: Clock) -> None:
@@ -39,13 +40,23 @@ class Lag:
         self._arrived_ms: dict[TopicPartition, int] = {}
         """When records after the offset in `_ends` were first seen, in ms since the epoch."""
         self._newest_ms: int | None = None
+        self._reached_ms: dict[TopicPartition, int] = {}
+        """The time up to which each partition is done, in ms since the epoch."""
+        self._at_end: frozenset[TopicPartition] = frozenset()
         self._answered_ns: int | None = None
         """When the bus last answered for all partitions, by the clock."""
-        self._is_idle = True
 
-    def polled(self, batch: Mapping[TopicPartition, Sequence[Record]]) -> None:
-        """Record the result of a poll, which may be empty."""
-        self._is_idle = not any(batch.values())
+    def polled(
+        self,
+        batch: Mapping[TopicPartition, Sequence[Record]],
+        *,
+        at_end: Collection[TopicPartition] = (),
+    ) -> None:
+        """Record the result of a poll, which may be empty.
+
+        `at_end` contains the partitions that are known to have been read to their end.
+        """
+        self._at_end = frozenset(at_end)
         self._ends.clear()
         self._arrived_ms.clear()
         for partition, records in batch.items():
@@ -55,6 +66,11 @@ class Lag:
             if batches and records[0].offset < batches[-1][0]:
                 batches.clear()  # the consumer went back, so these records are polled again
             batches.append((records[-1].offset + 1, records[0].timestamp_ms))
+        # All records of these partitions are done. Records that no poll has returned arrive later.
+        now_ms = self._clock.time_ns() // NS_PER_MS
+        for partition in self._at_end & self._reached_ms.keys():
+            if not self._open.get(partition):
+                self._reached_ms[partition] = max(now_ms, self._reached_ms[partition])
 
     def answered(self) -> None:
         """Record that the bus has just answered for all partitions.
@@ -81,6 +97,8 @@ class Lag:
             batches.popleft()
         if time_ms is not None:
             self._newest_ms = max(time_ms, self._newest_ms or 0)
+            # Not the maximum: records of a backlog may be older than the partition's last end.
+            self._reached_ms[partition] = time_ms
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
         """Forget the polled records of these partitions, because they will be polled again."""
@@ -89,11 +107,12 @@ class Lag:
 
     def drop(self, partitions: Collection[int]) -> None:
         """Forget the partitions with these numbers, in every topic."""
-        self.keep([at for at in self._open if at.partition not in partitions])
+        known = self._open.keys() | self._reached_ms.keys()
+        self.keep([at for at in known if at.partition not in partitions])
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
         """Forget all other partitions, because other members of the group read them now."""
-        for known in (self._open, self._ends, self._arrived_ms):
+        for known in (self._open, self._ends, self._arrived_ms, self._reached_ms):
             for partition in [at for at in known if at not in partitions]:
                 del known[partition]
 
@@ -110,10 +129,10 @@ class Lag:
 
     def seconds(self) -> float:
         """Return the lag in seconds: that of the records, of a transaction or of the bus."""
-        first_ms = [batches[0][1] for batches in self._open.values() if batches]
-        oldest_ms = min([*first_ms, *self._arrived_ms.values()], default=None)
-        if oldest_ms is None and not self._is_idle:
-            oldest_ms = self._newest_ms
+        first_ms = {at: batches[0][1] for at, batches in self._open.items() if batches}
+        unread = self._reached_ms.keys() - self._at_end - first_ms.keys()
+        reached_ms = [self._reached_ms[partition] for partition in unread]
+        oldest_ms = min([*first_ms.values(), *reached_ms, *self._arrived_ms.values()], default=None)
         now_ns = self._clock.time_ns()
         seconds = [self._withheld_seconds()]
         if oldest_ms is not None:

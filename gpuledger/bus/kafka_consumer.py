@@ -201,6 +201,18 @@ class KafkaConsumer:
             found = await client.end_offsets(wanted)
         return {TopicPartition(*partition): offset for partition, offset in found.items()}
 
+    def at_end(self) -> frozenset[TopicPartition]:
+        """Return the partitions whose position is at the end that a broker last reported."""
+        client = self._client
+        if client is None:
+            return frozenset()
+        offsets = consumers.observed_offsets(client, map(named, self._rebalances.held))
+        return frozenset(
+            TopicPartition(*partition)
+            for partition, (position, stable, end) in offsets.items()
+            if position >= (stable if self._withheld else end)
+        )
+
     def withheld_seconds(self) -> float:
         """Return how long an open transaction has withheld records; 0 if none does."""
         return self._withheld.seconds() if self._withheld else 0.0

@@ -138,6 +138,14 @@ class MemoryConsumer:
                 raise TopicsError(f"there is no partition {partition} on this bus")
         return {partition: self._logs[partition].end_offset for partition in wanted}
 
+    def at_end(self) -> frozenset[TopicPartition]:
+        """Return the partitions that have no record at or after the position."""
+        return frozenset(
+            partition
+            for partition, position in self._positions.items()
+            if position >= self._logs[partition].end_offset
+        )
+
     def withheld_seconds(self) -> float:
         """Return 0, because transactions on this bus are never open."""
         return 0.0

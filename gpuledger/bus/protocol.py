@@ -306,6 +306,14 @@ class Consumer(Protocol):
     ) -> Mapping[TopicPartition, int]:
         """Return, for each partition, the offset after the last record that can be read now."""
 
+    def at_end(self) -> frozenset[TopicPartition]:
+        """Return the partitions that are known to have been read to their end.
+
+        The method makes no request: the end is the one that the bus reported with its last answer.
+        With `READ_COMMITTED`, it is the offset of the first open transaction, if there is one.
+        Paused partitions may be missing.
+        """
+
     def withheld_seconds(self) -> float:
         """Return for how long an open transaction has withheld existing records, in seconds.
 

@@ -373,7 +373,7 @@ class _Session:
 
     async def _work(self, polled: Polled, context: SinkContext) -> None:
         """Let the sink prepare, then pass on the records of partitions that are still assigned."""
-        self._lag.polled(polled)
+        self._lag.polled(polled, at_end=self.consumer.at_end())
         self._is_preparing = True
         try:
             voided = await self._sink.prepare(context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import NotAssignedError
 from tests.bus_contract.harness import (
+    DEADLINE_SECONDS,
     PARTITIONS,
     message,
     messages,
@@ -105,6 +107,32 @@ class PositionLaws:
             assert await poll_once(consumer) == []
             consumer.resume([paused])
             assert texts(await read(2, consumer)) == ["b", "c"]
+
+    async def test_a_partition_is_at_its_end_once_its_last_record_was_polled(
+        self, harness: Harness
+    ) -> None:
+        partition = TopicPartition(harness.readings, 0)
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.transactions(f"{harness.group}-0") as transactions,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            assert consumer.at_end() == frozenset()
+            await producer.publish(*partition, messages("a", "b"))
+            await poll_until(lambda found: len(found) >= 1, consumer, max_records=1)
+            assert partition not in consumer.at_end()
+            assert texts(await poll_once(consumer)) == ["b"]
+            assert partition in consumer.at_end()
+            await consumer.seek(partition, 1)
+            assert partition not in consumer.at_end()
+            await read(1, consumer)
+
+            await transactions.commit({partition: messages("c")}, offsets={}, group=harness.group)
+            await read(1, consumer)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                # On Kafka, the end of a transaction is a record that no poll returns.
+                while partition not in consumer.at_end():
+                    assert await poll_once(consumer) == []
 
     async def test_seek_reads_again_from_its_offset(self, harness: Harness) -> None:
         partition = TopicPartition(harness.readings, 0)

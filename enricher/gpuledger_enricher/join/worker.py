@@ -8,7 +8,7 @@ the results, and `restore` reads the state of new partitions.
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -133,7 +133,7 @@ class JoinWorker:
             if partition in assigned and partition.partition not in restored
         }
         await self._restorer.take_state(known)  # pods come before the ticks of the same batch
-        await self._work(known)
+        await self._work(known, at_end=consumer.at_end())
         await self._renew_watermarks(consumer)
 
     async def _renew_watermarks(self, consumer: Consumer) -> None:
@@ -187,22 +187,23 @@ class JoinWorker:
         # Before `give_up` is awaited. Otherwise this worker could still publish the partition's
         # batch although the partition already belongs to another worker.
         self._forget(revoked)
+        self._lag.drop(revoked)
         await self._delivery.give_up(revoked)
 
     def _forget(self, partitions: set[int]) -> None:
         """Forget partitions and their uncommitted results; the records will be polled again."""
         self._batches.drop(partitions)
         self._announcer.forget(partitions)
-        self._lag.drop(partitions)
         for partition in partitions:
             self._stage.forget(partition)
             self._dead_letters.drop(partition)
 
-    async def _work(self, batch: Polled) -> None:
+    async def _work(self, batch: Polled, *, at_end: Collection[TopicPartition]) -> None:
         """Process a poll's records in steps; heartbeats and HTTP requests are served in between."""
         now = time.monotonic()
         self._lag.polled(
-            {at: records for at, records in batch.items() if at.topic == self._topics.samples.name}
+            {at: records for at, records in batch.items() if at.topic == self._topics.samples.name},
+            at_end=at_end,
         )
         for at, records in batch.items():
             if at.topic not in self._inputs:
@@ -256,6 +257,7 @@ class JoinWorker:
                     self._lag.done(partition, next_offset, time_ms=made.last_tick_ms)
         if undone:
             self._forget(undone)
+            self._lag.forget([TopicPartition(self._topics.samples.name, at) for at in undone])
             self._restorer.require(undone)
         until_ns = self._announcer.published_until_ns.values()
         metrics.WATERMARK_TIMESTAMP.set(min(until_ns, default=0) / NS_PER_SECOND)

@@ -27,7 +27,7 @@ def test_without_work_there_is_no_lag_however_long_ago_the_last_event_was() -> N
     assert lag.seconds() == 0
     lag.polled({AT: [record(0, age_seconds=1)]})
     lag.done(AT, 1, time_ms=START_MS - 1000)
-    lag.polled({})
+    lag.polled({}, at_end=[AT])
     clock.now_ns += 3600 * SECOND_NS
     assert lag.seconds() == 0
     assert lag.newest_seconds() == START_NS / 1e9 - 1
@@ -37,6 +37,59 @@ def test_between_polls_of_a_backlog_the_lag_is_that_of_the_last_processed_record
     lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(0, age_seconds=500)]})
     lag.done(AT, 1, time_ms=START_MS - 500_000)
+    assert lag.seconds() == 500
+
+
+def test_the_lag_of_a_backlog_is_that_of_the_partition_furthest_behind() -> None:
+    lag = Lag(clock=ManualClock())
+    lag.polled({AT: [record(0, age_seconds=500)], OTHER: [record(0, age_seconds=1, at=OTHER)]})
+    lag.done(AT, 1, time_ms=START_MS - 500_000)
+    lag.done(OTHER, 1, time_ms=START_MS - 1000)
+    lag.polled({OTHER: [record(1, age_seconds=1, at=OTHER)]}, at_end=[OTHER])
+    assert lag.seconds() == 500
+    lag.polled({})
+    assert lag.seconds() == 500
+    lag.drop([AT.partition])
+    assert lag.seconds() == 1
+
+
+def test_a_partition_at_its_end_is_not_behind_while_others_bring_records() -> None:
+    lag = Lag(clock=ManualClock())
+    lag.polled({AT: [record(0, age_seconds=500)]})
+    lag.done(AT, 1, time_ms=START_MS - 500_000)
+    lag.polled({OTHER: [record(0, age_seconds=2, at=OTHER)]}, at_end=[AT])
+    assert lag.seconds() == 2
+
+
+def test_a_record_after_a_long_pause_is_not_older_than_the_last_poll_without_it() -> None:
+    clock = ManualClock()
+    lag = Lag(clock=clock)
+    lag.polled({AT: [record(0, age_seconds=1)]}, at_end=[AT])
+    lag.done(AT, 1, time_ms=START_MS - 1000)
+    clock.advance(3600)
+    lag.polled({}, at_end=[AT])
+    clock.advance(1)
+    lag.polled({})
+    assert lag.seconds() == 1
+
+
+def test_old_records_that_arrive_late_show_their_age_between_polls_too() -> None:
+    lag = Lag(clock=ManualClock())
+    lag.polled({AT: [record(0, age_seconds=1)]}, at_end=[AT])
+    lag.done(AT, 1, time_ms=START_MS - 1000)
+    lag.polled({}, at_end=[AT])
+    lag.polled({AT: [record(1, age_seconds=500)]})
+    assert lag.seconds() == 500
+    lag.done(AT, 2, time_ms=START_MS - 500_000)
+    assert lag.seconds() == 500
+
+
+def test_a_backlog_keeps_its_lag_while_its_records_wait_to_be_polled_again() -> None:
+    lag = Lag(clock=ManualClock())
+    lag.polled({AT: [record(0, age_seconds=500)]})
+    lag.done(AT, 1, time_ms=START_MS - 500_000)
+    lag.polled({AT: [record(1, age_seconds=400)]})
+    lag.forget([AT])
     assert lag.seconds() == 500
 
 

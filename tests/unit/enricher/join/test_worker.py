@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from prometheus_client import REGISTRY
+from typing_extensions import override
 
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
+from gpuledger.bus.protocol import Bus, Polled, Subscription, TopicPartition
 from gpuledger.errors import BusError
 from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, RetryingCaller
@@ -18,7 +19,7 @@ from gpuledger_enricher.join.join_settings import JoinTuning
 from gpuledger_enricher.join.progress.announcing import Announcer
 from gpuledger_enricher.join.restore import StateRestorer
 from gpuledger_enricher.join.worker import JoinWorker
-from tests.default_topics import EVENTS, SAMPLES, TOPICS
+from tests.default_topics import EVENTS, PROCESSES, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
@@ -27,6 +28,7 @@ from tests.unit.sinks.builders import ManualClock
 ANNOUNCER = Announcer(topic=EVENTS.name, publisher="test")
 PARTITION = TopicPartition(SAMPLES.name, 3)
 BAD: Polled = {PARTITION: [record(b"{")]}
+PROCESSES_AT = TopicPartition(PROCESSES.name, PARTITION.partition)
 
 
 class Undelivered:
@@ -37,9 +39,17 @@ class Undelivered:
 
     give_up = take_over
 
-    async def deliver(self, consumer: Consumer, slices: Sequence[CommitBatch]) -> Collection[int]:
+    async def deliver(self, batches: Sequence[CommitBatch]) -> Collection[int]:
         """Fail the test."""
-        raise AssertionError(slices)
+        raise AssertionError(batches)
+
+
+class Delivered(Undelivered):
+    """Delivers everything."""
+
+    @override
+    async def deliver(self, batches: Sequence[CommitBatch]) -> Collection[int]:
+        return ()
 
 
 class Member:
@@ -51,7 +61,7 @@ class Member:
         self._steps = list(steps)
         self._held: frozenset[TopicPartition] = frozenset()
         self.has_ended = asyncio.Event()
-        self.is_reachable = True
+        self.is_reachable = self.is_at_end = True
         self.clock = ManualClock()
 
     @asynccontextmanager
@@ -65,13 +75,24 @@ class Member:
         await asyncio.sleep(0)
         match self._steps.pop(0) if self._steps else "ends":
             case "gains":
-                self._held = frozenset({PARTITION})
+                self._held = frozenset({PARTITION, PROCESSES_AT})
                 await self.subscription.on_assigned(self._held)
             case "loses":
                 await self.subscription.on_revoked(self._held)
                 self._held = frozenset()
             case "brings":
                 return BAD
+            case "brings some ticks":
+                self.clock.advance(500)
+                self.is_at_end = False
+                return BAD
+            case "brings processes":
+                return {PROCESSES_AT: [record(b"{")]}
+            case "brings the last ticks":
+                self.is_at_end = True
+                return {PARTITION: [record(b"{", offset=1)]}
+            case "brings nothing":
+                pass
             case "is unreachable for a minute":
                 self.is_reachable = False
                 self.clock.advance(60)
@@ -87,6 +108,9 @@ class Member:
 
     def is_answered(self) -> bool:
         return self.is_reachable
+
+    def at_end(self) -> frozenset[TopicPartition]:
+        return self._held if self.is_at_end else frozenset()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Do nothing."""
@@ -123,21 +147,34 @@ async def lag_after(*steps: str) -> float | None:
     return REGISTRY.get_sample_value("gpuledger_join_lag_seconds")
 
 
-async def run_through(given: Given, *steps: str) -> None:
+async def lag_of_deliveries_after(*steps: str) -> float | None:
+    """Run a worker that delivers before each poll; return the lag that it shows."""
+    await run_through(Given(), *steps, delivery=Delivered(), commit_interval_seconds=0)
+    return REGISTRY.get_sample_value("gpuledger_join_lag_seconds")
+
+
+async def run_through(
+    given: Given,
+    *steps: str,
+    delivery: Undelivered | None = None,
+    commit_interval_seconds: float = 60,
+) -> None:
     member = Member(*steps)
     retry = RetryingCaller(on=BusError, check=Check())
     tuning = JoinTuning(
-        poll_timeout_seconds=0.01, commit_interval_seconds=60, podwatch_timeout_seconds=0
+        poll_timeout_seconds=0.01,
+        commit_interval_seconds=commit_interval_seconds,
+        podwatch_timeout_seconds=0,
     )
-    delivery = cast("Delivery", Undelivered())
+    delivering = cast("Delivery", delivery or Undelivered())
     worker = JoinWorker(
         lag=Lag(clock=member.clock),
         stage=given.stage,
         dead_letters=given.dead_letters,
-        delivery=delivery,
+        delivery=delivering,
         restorer=StateRestorer(
             stage=given.stage,
-            delivery=delivery,
+            delivery=delivering,
             retry=retry,
             tuning=tuning,
             check=Check(),
@@ -171,3 +208,10 @@ async def test_the_lag_of_a_worker_grows_while_its_polls_are_not_answered() -> N
     assert await lag_after("gains") == 0
     assert await lag_after("gains", *outage) == 540
     assert await lag_after("gains", *outage, "is reachable") == 0
+
+
+async def test_polls_of_other_topics_do_not_end_the_lag_of_a_backlog_of_samples() -> None:
+    backlog = ("gains", "brings some ticks")
+    assert await lag_of_deliveries_after(*backlog) == 500
+    assert await lag_of_deliveries_after(*backlog, "brings processes", "brings nothing") == 500
+    assert await lag_of_deliveries_after(*backlog, "brings the last ticks") == 0
