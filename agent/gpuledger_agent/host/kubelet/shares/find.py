@@ -11,6 +11,7 @@ from gpuledger_agent.host.kubelet.shares.hami import HAMI, VOLCANO
 from gpuledger_agent.host.kubelet.shares.kai import KAI, groups_of
 from gpuledger_agent.host.kubelet.shares.koordinator import KOORDINATOR
 from gpuledger_agent.host.kubelet.shares.stated import (
+    MAX_SHARES_OF_POD,
     BadAnnotationError,
     ShareSource,
     StatedShare,
@@ -18,9 +19,6 @@ from gpuledger_agent.host.kubelet.shares.stated import (
 
 SOURCES: Final[Sequence[ShareSource]] = (HAMI, VOLCANO, GPUSHARE, KOORDINATOR, KAI)
 """All supported products, in the order of a container's shares."""
-MAX_SHARES_OF_POD: Final = 64
-"""Maximum number of shares that a product's annotations of a pod may state: 16 GPUs for each of 4
-containers."""
 _ENDED: Final = ("Succeeded", "Failed")
 
 ContainerKey = tuple[str, str, str]

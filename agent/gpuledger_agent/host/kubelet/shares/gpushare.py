@@ -15,6 +15,7 @@ from gpuledger_agent.host.kubelet.shares.stated import (
     GpuName,
     ShareSource,
     StatedShare,
+    annotation_of,
     container_at,
     containers_of,
     of_parts,
@@ -22,6 +23,7 @@ from gpuledger_agent.host.kubelet.shares.stated import (
     read_json,
     read_quantity,
     read_whole,
+    take_shares,
 )
 
 _MEMORY: Final = "scheduler.framework.gpushare.allocation"
@@ -37,8 +39,7 @@ _Amounts = dict[tuple[str, int], int]
 
 def find_shares(pod: ListedPod) -> list[StatedShare]:
     """Return the shares that a pod states."""
-    annotations = pod.metadata.annotations or {}
-    if annotations.get(_MEMORY):
+    if annotation_of(pod, _MEMORY):
         memory, cores = _read_amounts(pod, _MEMORY), _read_amounts(pod, _CORES)
         return [
             StatedShare(
@@ -49,32 +50,37 @@ def find_shares(pod: ListedPod) -> list[StatedShare]:
             )
             for container, minor in dict.fromkeys((*memory, *cores))
         ]
-    return _find_older(pod) if annotations.get(_INDEX) else []
+    return _find_older(pod) if annotation_of(pod, _INDEX) else []
 
 
 def _read_amounts(pod: ListedPod, annotation: str) -> _Amounts:
     """Return the amounts in a JSON annotation, by container and GPU, without zeros."""
-    text = (pod.metadata.annotations or {}).get(annotation)
+    text = annotation_of(pod, annotation)
     found = read_json(text, dict[int, dict[int, int]], annotation) if text else {}
+    stated = (
+        (position, minor, amount)
+        for position, by_gpu in found.items()
+        for minor, amount in by_gpu.items()
+        if amount
+    )
     amounts: _Amounts = {}
-    for position, by_gpu in found.items():
-        for minor, amount in by_gpu.items():
-            if not 0 <= amount < _MAX_AMOUNT:
-                raise BadAnnotationError(f"{annotation}: invalid amount")
-            if amount:
-                amounts[container_at(pod, position, annotation), minor] = amount
+    for position, minor, amount in take_shares(stated, annotation):
+        if not 0 < amount < _MAX_AMOUNT:
+            raise BadAnnotationError(f"{annotation}: invalid amount")
+        amounts[container_at(pod, position, annotation), minor] = amount
     return amounts
 
 
 def _find_older(pod: ListedPod) -> list[StatedShare]:
-    annotations = pod.metadata.annotations or {}
-    gpu = GpuName("minor", read_whole(annotations[_INDEX], _INDEX))
-    whole = read_whole(annotations.get(_GPU_UNITS) or "0", _GPU_UNITS)
+    gpu = GpuName("minor", read_whole(annotation_of(pod, _INDEX), _INDEX))
+    whole = read_whole(annotation_of(pod, _GPU_UNITS) or "0", _GPU_UNITS)
     units = {
         container.name: read_quantity(limit, _RESOURCE)
         for container in containers_of(pod)
         if (limit := (container.resources.limits or {}).get(_RESOURCE))
-    } or {container_at(pod, 0, _INDEX): read_whole(annotations.get(_POD_UNITS) or "0", _POD_UNITS)}
+    } or {
+        container_at(pod, 0, _INDEX): read_whole(annotation_of(pod, _POD_UNITS) or "0", _POD_UNITS)
+    }
     if not all(units.values()):
         raise BadAnnotationError(f"{_POD_UNITS}: no memory")
     return [

@@ -12,11 +12,13 @@ from typing import Final
 from gpuledger.records import AllocationSource
 from gpuledger_agent.host.kubelet.pod_list import ListedPod
 from gpuledger_agent.host.kubelet.shares.stated import (
+    MAX_SHARES_OF_POD,
     MIB,
     BadAnnotationError,
     GpuName,
     ShareSource,
     StatedShare,
+    annotation_of,
     containers_of,
     of_percent,
     read_whole,
@@ -27,17 +29,21 @@ _FIELDS: Final = 4
 
 def find_encoded(pod: ListedPod, annotations: Sequence[str]) -> list[StatedShare]:
     """Return the shares in the first of these annotations that the pod has."""
-    written = pod.metadata.annotations or {}
-    annotation = next((name for name in annotations if written.get(name)), None)
+    annotation = next((name for name in annotations if annotation_of(pod, name)), None)
     if annotation is None:
         return []
-    listed = written[annotation].split(";")
+    text = annotation_of(pod, annotation)
+    if text.count(":") > MAX_SHARES_OF_POD:
+        raise BadAnnotationError(f"{annotation}: over {MAX_SHARES_OF_POD} shares")
+    containers = containers_of(pod)
+    with_init = [*(pod.spec.init_containers or ()), *containers]
+    # One more than needed, to notice it.
+    listed = text.split(";", len(with_init) + 1)
     # The last container is followed by a separator too.
     if not listed[-1]:
         listed.pop()
-    containers = containers_of(pod)
     if len(listed) > len(containers):
-        containers = [*(pod.spec.init_containers or ()), *containers]
+        containers = with_init
     if len(listed) > len(containers):
         raise BadAnnotationError(f"{annotation}: more containers than the pod has")
     return [
@@ -50,7 +56,7 @@ def find_encoded(pod: ListedPod, annotations: Sequence[str]) -> list[StatedShare
 
 def _read(container: str, device: str, annotation: str) -> StatedShare | None:
     """Return the share of a device; `None` if the container has no device here."""
-    fields = device.split(",")
+    fields = device.split(",", _FIELDS)
     if not fields[0]:
         return None
     if len(fields) < _FIELDS:

@@ -15,10 +15,12 @@ from gpuledger_agent.host.kubelet.shares.stated import (
     GpuName,
     ShareSource,
     StatedShare,
+    annotation_of,
     container_at,
     containers_of,
     read_fraction,
     read_whole,
+    take_shares,
 )
 
 _FRACTION: Final = "gpu-fraction"
@@ -39,26 +41,25 @@ def groups_of(pod: ListedPod) -> list[str]:
 
 def find_shares(pod: ListedPod) -> list[StatedShare]:
     """Return the shares that a pod states."""
-    annotations = pod.metadata.annotations or {}
-    if fraction := annotations.get(_FRACTION):
+    if fraction := annotation_of(pod, _FRACTION):
         annotation, share_ppm, memory_bytes = _FRACTION, read_fraction(fraction, _FRACTION), 0
-    elif memory := annotations.get(_MEMORY):
+    elif memory := annotation_of(pod, _MEMORY):
         annotation, share_ppm, memory_bytes = _MEMORY, 0, read_whole(memory, _MEMORY) * MIB
         if not memory_bytes:
             raise BadAnnotationError(f"{_MEMORY}: no memory")
     else:
         return []
-    container = annotations.get(_CONTAINER) or container_at(pod, 0, annotation)
+    container = annotation_of(pod, _CONTAINER) or container_at(pod, 0, annotation)
     if container not in {
         each.name for each in (*containers_of(pod), *(pod.spec.init_containers or ()))
     }:
         raise BadAnnotationError(f"{_CONTAINER}: the pod has no such container")
     groups = groups_of(pod)
-    if not groups and annotations.get(_NUMBER, "1") != "1":
+    if not groups and annotation_of(pod, _NUMBER) not in ("", "1"):
         raise BadAnnotationError(f"{_NUMBER}: several GPUs, but no label {_GROUP}/…")
     return [
         StatedShare(container, GpuName("group", group), share_ppm, memory_bytes)
-        for group in groups or [""]
+        for group in take_shares(groups or [""], annotation)
     ]
 
 

@@ -17,11 +17,13 @@ from gpuledger_agent.host.kubelet.shares.stated import (
     GpuName,
     ShareSource,
     StatedShare,
+    annotation_of,
     container_at,
     containers_of,
     of_percent,
     read_json,
     read_quantity,
+    take_shares,
 )
 
 _ANNOTATION: Final = "scheduling.koordinator.sh/device-allocated"
@@ -38,13 +40,18 @@ class _Devices(msgspec.Struct):
 
 def find_shares(pod: ListedPod) -> list[StatedShare]:
     """Return the shares that a pod states."""
-    text = (pod.metadata.annotations or {}).get(_ANNOTATION)
-    if not text:
+    text = annotation_of(pod, _ANNOTATION)
+    devices = take_shares(read_json(text, _Devices, _ANNOTATION).gpu, _ANNOTATION) if text else []
+    if not devices:
         return []
-    return [_read(pod, device) for device in read_json(text, _Devices, _ANNOTATION).gpu]
+    container = next(
+        (each.name for each in containers_of(pod) if _requests_gpu(each)),
+        container_at(pod, 0, _ANNOTATION),
+    )
+    return [_read(container, device) for device in devices]
 
 
-def _read(pod: ListedPod, device: _Device) -> StatedShare:
+def _read(container: str, device: _Device) -> StatedShare:
     # Earlier versions wrote `kubernetes.io/gpu-core` instead of `koordinator.sh/gpu-core`.
     amounts = {
         name.rpartition("/")[2]: read_quantity(quantity, _ANNOTATION)
@@ -56,10 +63,7 @@ def _read(pod: ListedPod, device: _Device) -> StatedShare:
     # The percentage is exact; Koordinator rounds the bytes that it computes from it.
     ratio = amounts.get("gpu-memory-ratio", 0)
     return StatedShare(
-        next(
-            (each.name for each in containers_of(pod) if _requests_gpu(each)),
-            container_at(pod, 0, _ANNOTATION),
-        ),
+        container,
         GpuName("minor", device.minor),
         share_ppm=of_percent(max(ratio, amounts.get("gpu-core", 0))),
         memory_bytes=0 if ratio else amounts.get("gpu-memory", 0),

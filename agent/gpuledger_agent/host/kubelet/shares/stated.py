@@ -1,12 +1,14 @@
 """The shares that annotations state, and the functions that read their values.
 
 Everybody who may create pods may write annotations, so a value may be anything. A product's
-function raises `BadAnnotationError` for a value that it cannot use.
+function raises `BadAnnotationError` for a value that it cannot use. Its work per pod is limited,
+because it runs in the event loop: use `annotation_of` and `take_shares`.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -18,6 +20,11 @@ from gpuledger_agent.host.kubelet.pod_list import ListedContainer, ListedPod
 
 MIB: Final = 2**20
 GIB: Final = 2**30
+MAX_LENGTH: Final = 16 * 1024
+"""Maximum number of characters of an annotation: several times that of a pod with 64 shares."""
+MAX_SHARES_OF_POD: Final = 64
+"""Maximum number of shares that a product's annotations of a pod may state: 16 GPUs for each of 4
+containers."""
 _WHOLE: Final = re.compile(r"[0-9]{1,15}")
 _QUANTITY: Final = re.compile(r"([0-9]{1,18})([KMGT]i|[kMGT])?")
 _SUFFIXES: Final[Mapping[str | None, int]] = {
@@ -71,6 +78,22 @@ class ShareSource(NamedTuple):
     find: Callable[[ListedPod], Sequence[StatedShare]]
     """Returns the shares that a pod states; empty if it states none. Raises
     `BadAnnotationError`."""
+
+
+def annotation_of(pod: ListedPod, annotation: str) -> str:
+    """Return an annotation's value, empty if missing; raise `BadAnnotationError` if too long."""
+    text = (pod.metadata.annotations or {}).get(annotation, "")
+    if len(text) > MAX_LENGTH:
+        raise BadAnnotationError(f"{annotation}: over {MAX_LENGTH} characters")
+    return text
+
+
+def take_shares(items: Iterable[T], annotation: str) -> list[T]:
+    """Return all items; raise `BadAnnotationError` at the first above `MAX_SHARES_OF_POD`."""
+    found = list(islice(items, MAX_SHARES_OF_POD + 1))
+    if len(found) > MAX_SHARES_OF_POD:
+        raise BadAnnotationError(f"{annotation}: over {MAX_SHARES_OF_POD} shares")
+    return found
 
 
 def containers_of(pod: ListedPod) -> Sequence[ListedContainer]:

@@ -1,19 +1,23 @@
 """The shares that one pod's annotations state, for each product, from annotations as it writes."""
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from gpuledger_agent.host.kubelet.pod_list import ListedPod, ListedSpec
-from gpuledger_agent.host.kubelet.shares.find import MAX_SHARES_OF_POD, SOURCES, find_shares
+from gpuledger_agent.host.kubelet.shares.find import SOURCES, find_shares
 from gpuledger_agent.host.kubelet.shares.gpushare import GPUSHARE
 from gpuledger_agent.host.kubelet.shares.hami import HAMI, VOLCANO
 from gpuledger_agent.host.kubelet.shares.kai import KAI
 from gpuledger_agent.host.kubelet.shares.koordinator import KOORDINATOR
 from gpuledger_agent.host.kubelet.shares.stated import (
     GIB,
+    MAX_LENGTH,
+    MAX_SHARES_OF_POD,
     MIB,
     BadAnnotationError,
     GpuName,
@@ -254,6 +258,7 @@ BAD: list[tuple[Callable[..., ListedPod], str | dict[str, str]]] = [
             '{"-1":{"0":1}}',
             '{"0":{"0":1.5}}',
             f'{{"0":{{"0":{ENDLESS}}}}}',
+            "[" * 10_000,
             "[" * 100_000,
         )
         if value
@@ -393,3 +398,49 @@ def test_a_missing_container_is_reported_by_the_annotation_that_needs_it(
 ) -> None:
     with pytest.raises(BadAnnotationError, match=name):
         KAI.find(replace(pod({name: value}), spec=ListedSpec()))
+
+
+DEVICE = '{"minor":0,"resources":{"koordinator.sh/gpu-core":"1"}}'
+FLOODS: list[tuple[Callable[[str], ListedPod], str]] = [
+    (hami, ":"),
+    (hami, ";"),
+    (hami, ","),
+    (hami, ",,0,0:"),
+    (hami, f"{A},NVIDIA,1,0:"),
+    (volcano, ":"),
+    (lambda text: koordinator(f'{{"gpu":[{text}{DEVICE}]}}'), f"{DEVICE},"),
+    (lambda text: gpushare(f'{{"0":{{{text}"9":1}}}}'), '"{}":1,'),
+    (lambda text: kai(gpu_fraction=text), "0"),
+]
+
+
+def flood(part: str, size: int) -> str:
+    return "".join(part.replace("{}", str(number)) for number in range(size // len(part)))
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Return the number of function calls of this work."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("size", [MAX_LENGTH // 2, MAX_LENGTH + 1, 250_000])
+@pytest.mark.parametrize(("make", "part"), FLOODS)
+def test_the_work_for_a_pod_does_not_rise_with_the_length_of_its_annotations(
+    make: Callable[[str], ListedPod], part: str, size: int
+) -> None:
+    listed = make(flood(part, size))
+    read = partial(find_shares, [listed], SOURCES, placeholder_namespaces=())
+    assert calls_of(read) < 10 * MAX_SHARES_OF_POD
+    assert not read().shares
