@@ -30,6 +30,7 @@ _TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE: Final = ("0", "f", "F", "FALSE", "false", "False")
 # Values that request nothing.
 _IDLE: Final = (*_FALSE, "none", "NONE")
+_WHOLE: Final = re.compile(r"[0-9]{1,18}")  # dcgm-exporter has 64 bits
 _LISTS: Final = Path("/etc/dcgm-exporter")
 _SHOWN_CHARACTERS: Final = 80
 _DEFAULT_LIST: Final = "default-counters.csv"
@@ -75,7 +76,7 @@ def read_interval(value: str) -> Meaning:
 
     The flag is in milliseconds. Intervals that are already shorter stay unchanged.
     """
-    if not value.isascii() or not value.isdigit() or not int(value):
+    if not _WHOLE.fullmatch(value) or not int(value):
         raise ValueError(f"expected milliseconds > 0, got {shorten(value, _SHOWN_CHARACTERS)!r}")
     seconds = int(value) / 1000
     return {

@@ -251,6 +251,8 @@ def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
         (["--kubernetes-pod-label-allowlist-regex", "(" * 20_000], {}, "allowlist-regex: '(((("),
         (["--kubernetes-pod-label-allowlist-regex", "a{" + "9" * 20 + "}"], {}, "regex: 'a{9"),
         (["-c", "9" * 30_000], {}, "-c: "),
+        (["-c", "9" * 400], {}, "-c: expected milliseconds > 0, got '999"),
+        (["-x", "9" * 400], {}, "-x: "),
         (["-c", "30s"], {}, "-c: expected milliseconds > 0, got '30s'"),
         ([], {"DCGM_EXPORTER_INTERVAL": "0"}, "DCGM_EXPORTER_INTERVAL: expected milliseconds > 0"),
         (["-d", "h"], {}, "-d: expected f, g, i, g+i or GPUs such as g:0,2-3, got 'h'"),
