@@ -12,6 +12,7 @@ is sent with the next bundles from memory. Later, `repeat_inventory` queues it a
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +32,7 @@ _FRAME_TICKS: Final = 60
 _READ_WITHIN_SECONDS: Final = 10.0  # short, because newer ticks wait meanwhile
 _WRITE_WITHIN_SECONDS: Final = 60.0
 _MIN_WAIT_SECONDS: Final = 0.1
+_CHECKED_EVERY_SECONDS: Final = 60.0
 
 
 class SendQueue:
@@ -68,9 +70,12 @@ class SendQueue:
         """The spool's position up to which its bundles are in flight; `None` if the bundles in
         flight are only in memory."""
         self._is_open = False
+        self._is_spill_due = False
+        """Whether bundles must be written; else `_overdue` only requests a check of the space."""
         self._was_overtaken = False
         """Whether newer ticks were sent while the spool could not be opened."""
         self._bundles_on_disk = 0
+        self._space_checked_seconds = -math.inf
         # Only one task at a time may use the disk or change which bundles are in flight.
         self._lock = asyncio.Lock()
         self._filled = asyncio.Event()
@@ -115,6 +120,9 @@ class SendQueue:
         )
         # Write again when that is due, because only a write shows that a failed disk works again.
         if self._queue.is_half_full or waits_long or (self._is_open and self._writing.is_due):
+            self._is_spill_due = True
+            self._overdue.set()
+        elif self._is_space_check_due:
             self._overdue.set()
 
     def put_inventory(self, bundle: MessageBundle) -> None:
@@ -161,14 +169,23 @@ class SendQueue:
             await self._emptied.wait()
 
     async def run(self) -> None:
-        """Move bundles that wait in memory for too long to the spool, until cancelled."""
+        """Move bundles that wait in memory for too long to the spool, until cancelled.
+
+        Once a minute, check that the disk has enough free space, so that a full disk is reported
+        before the spool is needed.
+        """
         async with self._lock:
             await self._open_spool()
         while True:
+            async with self._lock:
+                if self._is_spill_due:
+                    self._is_spill_due = False
+                    await self._spill()
+                elif self._spool is not None and self._is_space_check_due:
+                    self._space_checked_seconds = self._now_seconds()
+                    await self._on_disk(self._spool.require_free_space, self._writing)
             await self._overdue.wait()
             self._overdue.clear()
-            async with self._lock:
-                await self._spill()
 
     async def spill_all(self) -> None:
         """Write all bundles in memory to the spool; call it after publishing has ended.
@@ -200,6 +217,16 @@ class SendQueue:
     def _waits_on_disk(self) -> bool:
         """Whether bundles wait in the spool, even if the spool cannot be read now."""
         return self._spool is not None and not self._spool.is_empty
+
+    @property
+    def _is_space_check_due(self) -> bool:
+        """Whether the disk's free space was not checked for a minute.
+
+        After a failure, only writes are tried again.
+        """
+        since_seconds = self._now_seconds() - self._space_checked_seconds
+        is_usable = self._is_open and self._writing.error is None
+        return is_usable and since_seconds >= _CHECKED_EVERY_SECONDS
 
     async def _take(self, max_bundles: int) -> bool:
         await self._open_spool()
@@ -313,7 +340,7 @@ class SendQueue:
         if self._usable:
             self._usable.set(not (memory_only or self._reading.error))
         if memory_only and not waits:
-            self._check.failed(f"samples wait in memory only: {memory_only}")
+            self._check.failed(f"samples can wait in memory only: {memory_only}")
         elif error := waits or self._reading.error:
             self._check.failed(f"cannot read samples on disk, newer ones wait: {error}")
         else:

@@ -192,6 +192,18 @@ class Spool:
         self._drop(len(self._frames), reason="late")
         self._set_gauges()
 
+    def require_free_space(self) -> None:
+        """Raise `OSError` (ENOSPC) if the file system has too little free space."""
+        # Use `f_bavail`, because `f_bfree` would include the space reserved for root.
+        disk = statvfs(self.path)
+        free_bytes, min_bytes = disk.f_bavail * disk.f_frsize, self._settings.min_free_bytes
+        if free_bytes < min_bytes:
+            reason = (
+                f"{NO_SPACE}: {free_bytes} bytes are free, less than spool.min_free_bytes"
+                f" ({min_bytes})"
+            )
+            raise OSError(errno.ENOSPC, reason, str(self.path))
+
     def append(self, bundles: Sequence[MessageBundle]) -> int:
         """Append bundles as one frame, atomically; return its position.
 
@@ -199,7 +211,7 @@ class Spool:
         disk has too little free space or fails, or if the frame itself exceeds `spool.max_bytes`.
         """
         self.open()
-        self._require_free_space()
+        self.require_free_space()
         body = _pack(bundles)
         if len(body) > self._settings.max_bytes:
             raise OSError(errno.EFBIG, "larger than spool.max_bytes", str(self.path))
@@ -318,18 +330,6 @@ class Spool:
             return bundles
         # The present clock and that of an earlier boot cannot be compared.
         return [tuple(one._replace(boot_time_ns=None) for one in bundle) for bundle in bundles]
-
-    def _require_free_space(self) -> None:
-        """Raise `OSError` (ENOSPC) if the file system has too little free space."""
-        # Use `f_bavail`, because `f_bfree` would include the space reserved for root.
-        disk = statvfs(self.path)
-        free_bytes, min_bytes = disk.f_bavail * disk.f_frsize, self._settings.min_free_bytes
-        if free_bytes < min_bytes:
-            reason = (
-                f"{NO_SPACE}: {free_bytes} bytes are free, less than spool.min_free_bytes"
-                f" ({min_bytes})"
-            )
-            raise OSError(errno.ENOSPC, reason, str(self.path))
 
     def _drop_old(self) -> None:
         oldest_ms = self._now_ms() - self._settings.max_age_seconds * 1000

@@ -179,7 +179,7 @@ async def test_a_disk_error_is_counted_and_reported_and_memory_is_used(
     await put(send_queue, clock, *range(12))
     assert value_of(failures) > before
     assert (check.has_failed, usable_in(tmp_path)) == (True, 0)
-    assert check.detail == "samples wait in memory only: [Errno 28] No space left on device"
+    assert check.detail == "samples can wait in memory only: [Errno 28] No space left on device"
     assert (send_queue.bundles_in_memory, value_of(TICKS_DROPPED) - dropped) == (10, 2)
     disk.error = None
     await put(send_queue, clock, 12)
@@ -256,6 +256,37 @@ async def test_a_failed_disk_is_tried_again_even_if_nothing_waits(tmp_path: Path
     spilling.cancel()
 
 
+async def test_a_full_disk_is_reported_while_everything_is_sent(tmp_path: Path) -> None:
+    clock, check = SettableClock(), Check()
+    spool = spool_in(tmp_path, min_free_bytes=2**60)
+    send_queue = send_queue_of(spool, clock=clock, check=check)
+    spilling = asyncio.create_task(send_queue.run())
+    await put(send_queue, clock, 0)
+    assert await take_all(send_queue, 1) == [0]
+    assert (check.has_failed, usable_in(tmp_path)) == (True, 0)
+    assert "less than spool.min_free_bytes" in check.detail
+    spilling.cancel()
+
+
+async def test_while_everything_is_sent_the_free_space_is_checked_once_a_minute(
+    tmp_path: Path,
+) -> None:
+    clock, disk, check = SettableClock(), FailingDisk(), Check()
+    spool = spool_in(tmp_path)
+    send_queue = send_queue_of(spool, disk=disk, clock=clock, check=check)
+    spilling = asyncio.create_task(send_queue.run())
+    failed_at = []
+    for second in range(1, 181):
+        disk.error = OSError(errno.ENOSPC, "full") if 30 <= second < 90 else None
+        await put(send_queue, clock, second)
+        assert await take_all(send_queue, 1) == [second]
+        if check.has_failed:
+            failed_at.append(second)
+    assert failed_at == list(range(61, 90))
+    assert usable_in(tmp_path) == 1
+    spilling.cancel()
+
+
 async def test_an_unusable_directory_is_reported_and_memory_is_used(tmp_path: Path) -> None:
     check, clock = Check(), SettableClock()
     send_queue = send_queue_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
@@ -306,7 +337,7 @@ async def test_after_a_minute_a_directory_that_cannot_be_opened_is_ignored_and_l
         assert not taking.done()
         await put(send_queue, clock, 62)
         assert await taking == list(range(2, 63))
-        assert check.detail.startswith("samples wait in memory only: ")
+        assert check.detail.startswith("samples can wait in memory only: ")
         await put(send_queue, clock, 63)
         assert await take_all(send_queue, 1) == [63]
     assert value_of(late) == before
@@ -355,7 +386,7 @@ async def test_a_hanging_disk_is_abandoned_and_the_bundles_on_it_are_counted(
     assert await take_all(send_queue, 2) == [1, 2]
     answer.set()
     assert value_of(hung) - before == 1
-    assert check.detail == "samples wait in memory only: [Errno 110] no answer within 0.05 s"
+    assert check.detail == "samples can wait in memory only: [Errno 110] no answer within 0.05 s"
     await send_queue.close()
 
 
