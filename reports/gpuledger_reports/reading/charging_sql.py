@@ -4,7 +4,7 @@ A unit is a nanosecond of a physical GPU divided by `UNITS`, so that the time of
 a whole number. The parts of a GPU's hour sum to the time for which the GPU was in the inventory. If
 the inventory does not list the GPU in that hour, they sum to the time that ticks cover. If several
 nodes report a GPU, the parts on all of them sum to at most an hour. The rows of a node do not count
-in an hour in which the GPU was in another node all the time.
+in an hour in which the GPU was in other nodes all the time.
 
 1. If ticks cover more than this time (a clock was set or slewed), allocated time is scaled down.
 2. Time in which a device did not answer is unresponsive. An allocatee claims the other time by its
@@ -292,7 +292,7 @@ FROM ({rows}) AS each LEFT JOIN gpu_models AS named ON named.cluster = each.clus
 """  # noqa: S608  # quoted files
 
 
-IS_SHARED: Final = """
+IS_ELSEWHERE: Final = """
 SELECT count(*) > 0 FROM devices AS here JOIN stays USING (physical_gpu)
 WHERE (stays.cluster, stays.node) <> (here.cluster, here.node)
     AND begin_us < $end_us AND end_us > $begin_us
@@ -300,22 +300,24 @@ WHERE (stays.cluster, stays.node) <> (here.cluster, here.node)
 """SQL of whether the inventory of another node lists a GPU of the day's rows."""
 ELSEWHERE: Final = f"""
 CREATE OR REPLACE TEMP TABLE elsewhere AS
-SELECT DISTINCT here.cluster, here.node, physical_gpu, hour_us
+SELECT here.cluster, here.node, physical_gpu, hour_us
 FROM (
-    SELECT DISTINCT cluster, node, coalesce(parent_uuid, gpu_uuid) AS physical_gpu, hour_us
+    SELECT DISTINCT cluster, node, coalesce(parent_uuid, gpu_uuid) AS physical_gpu, hour_us,
+        greatest(hour_us, $begin_us) AS first_us, least(hour_us + {HOUR_US}, $end_us) AS last_us
     FROM usage_raw
 ) AS here JOIN stays USING (physical_gpu)
 WHERE (stays.cluster, stays.node) <> (here.cluster, here.node)
-    AND begin_us <= greatest(hour_us, $begin_us)
-    AND end_us >= least(hour_us + {HOUR_US}, $end_us)
+    AND begin_us < last_us AND end_us > first_us
+GROUP BY here.cluster, here.node, physical_gpu, hour_us, first_us, last_us
+HAVING sum(least(end_us, last_us) - greatest(begin_us, first_us)) >= last_us - first_us
 """  # noqa: S608  # our own names
-"""SQL that makes `elsewhere`: the hours of a GPU that has rows of one node, but was in another node
-for the whole hour. If it was in the other node for a part of the hour, time is limited instead, see
-`hours_sql`."""
+"""SQL that makes `elsewhere`: the hours of a GPU that has rows of one node, but was in other nodes
+for the whole hour. Stays of a GPU in several nodes do not overlap, so their times are summed. If it
+was in other nodes for a part of the hour, time is limited instead, see `hours_sql`."""
 GPUS_ELSEWHERE: Final = (
     "SELECT cluster, node, physical_gpu, greatest(hour_us, $begin_us) FROM elsewhere"
 )
-"""SQL of the GPUs of one node that were in another node for a whole hour."""
+"""SQL of the GPUs of one node that were in other nodes for a whole hour."""
 
 
 def without_elsewhere_sql(rows: str) -> str:

@@ -210,8 +210,8 @@ class _UsageDay:
         self._first_of: dict[tuple[str, object], str] = {}
         self._parties: list[tuple[PartyKey, int]] = []
         self._has_rows = False
-        self._is_shared = False
-        """Whether the inventories of several nodes list a GPU, so that `elsewhere` exists."""
+        self._may_be_elsewhere = False
+        """Whether the inventory of another node lists a GPU of the rows, so `elsewhere` exists."""
 
     def sums(self, basis_of: Callable[[PartyKey, int], PartyBasis]) -> DaySums:
         usage: list[UsageSum] = []
@@ -237,7 +237,7 @@ class _UsageDay:
         has_unlisted = any(each.unlisted for each in physical_gpus)
         unlisted = self._gpus_with(sql.UNLISTED) if has_unlisted else []
         scaled = self._gpus_with(sql.SCALED) if self._has_rows else []
-        duplicate = self._gpus(sql.GPUS_ELSEWHERE, self._window) if self._is_shared else []
+        duplicate = self._gpus(sql.GPUS_ELSEWHERE, self._window) if self._may_be_elsewhere else []
         return DaySums(usage, charges, idle, by_others, physical_gpus, unlisted, scaled, duplicate)
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
@@ -283,19 +283,23 @@ class _UsageDay:
         rows = [(*node, self._class_of(node)) for node in nodes]
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
         self._reader.load("node_classes", columns, rows)
-        self._query(sql.DEVICES, self._window._asdict())
-        if self._query(sql.IS_SHARED, self._window._asdict())[0][0]:
-            self._is_shared = True
+        self._make_devices()
+        if self._query(sql.IS_ELSEWHERE, self._window._asdict())[0][0]:
+            self._may_be_elsewhere = True
             self._query(sql.ELSEWHERE, self._window._asdict())
             relation = sql.without_elsewhere_sql(relation)
             self._open_parts(relation)
-            self._query(sql.DEVICES, self._window._asdict())
+            self._make_devices()
         # A row, its physical GPU and its price must have the same model for the bill to balance.
         if self._query(sql.OTHER_MODELS)[0][0]:
             self._query(sql.GPU_MODELS)
             self._open_parts(sql.with_models_sql(relation))
-            self._query(sql.DEVICES, self._window._asdict())
+            self._make_devices()
         return True
+
+    def _make_devices(self) -> None:
+        """Make the table `devices` from the rows that are open now."""
+        self._query(sql.DEVICES, self._window._asdict())
 
     def _must_place(self, relation: str) -> bool:
         """Load the pods of containers if rows need them; return whether any were loaded.

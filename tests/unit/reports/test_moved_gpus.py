@@ -11,7 +11,16 @@ from gpuledger_reports.presenting.output import duplicate_text
 from gpuledger_reports.pricing.billing import Bill, gpu_seconds
 from gpuledger_reports.reading.inventory import NEVER_US, InventoryRow, stays_of
 from tests.examples import examples
-from tests.unit.reports.stores import HOUR_NS, Row, allocated, inventory_row, used, write_store
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    Row,
+    allocated,
+    inventory_row,
+    used,
+    write_store,
+)
 from tests.unit.reports.test_bill import bill_of, store_of
 
 OLD: Row = {"node": "old"}
@@ -132,6 +141,38 @@ def test_use_that_a_second_node_reports_is_not_billed_but_named(tmp_path: Path) 
     assert "GPU-a from new" in (duplicate_text(bill) or "")
 
 
+@pytest.mark.parametrize(
+    ("then", "expected"),
+    [
+        pytest.param(
+            inventory_row(hour=1.5, node="third", kafka_offset=3),
+            {"new/b": 0.5, "third/b": 0.5},
+            id="moves on within an hour",
+        ),
+        pytest.param(
+            inventory_row(hour=1.5, **NEW, kafka_offset=3, model="A100"),
+            {"new/b": 1},
+            id="is called another model within an hour",
+        ),
+    ],
+)
+def test_a_nodes_use_does_not_count_after_its_gpu_has_left_even_if_the_gpu(
+    then: Row, expected: dict[str, float], tmp_path: Path
+) -> None:
+    lengths = {node.split("/")[0]: round(hours * HOUR_NS) for node, hours in expected.items()}
+    rows = [
+        allocated(1, "a", **OLD, busy_ns=0),
+        used(1, "a", HOUR_NS, **OLD),
+        *(allocated(1, "b", length, node=node) for node, length in lengths.items()),
+    ]
+    inventory = [inventory_row(**OLD), inventory_row(hour=-3, **NEW, kafka_offset=2), then]
+    store = store_of(tmp_path, *rows, inventory=inventory)
+    bill = bill_of(store, by=("node", "pod"), since=1, hours=2)
+    assert hours_of(bill) == expected
+    assert bill.duplicate_gpus == {(("prod", "old"), "GPU-a")}
+    assert bill.excess_units == sum(line.used for line in bill.lines) == 0
+
+
 lengths = st.sampled_from([0, 1, HOUR_NS // 3, HOUR_NS // 2, HOUR_NS, HOUR_NS + 7])
 nodes = st.sampled_from(["old", "new", "third"])
 
@@ -145,26 +186,67 @@ def reports(draw: st.DrawFn) -> list[Row]:
             pods = draw(st.lists(st.sampled_from(["a", None]), max_size=2, unique=True))
             rows += [allocated(hour, pod, draw(lengths), node=node) for pod in pods]
             rows += [used(hour, "c", draw(lengths), node=node)] if draw(st.booleans()) else []
-    return rows or [allocated(0, None, 1)]
+    return rows or [allocated(0, None, 1, **OLD)]
+
+
+inventories = st.lists(
+    st.tuples(
+        nodes,
+        st.sampled_from([-24.0, 0.0, 0.25, 1.0, 1.5, 2.9]),
+        st.booleans(),
+        st.sampled_from(["H100", "A100"]),
+    ),
+    max_size=5,
+    unique_by=lambda version: version[:2],
+)
 
 
 @examples(40)
-@given(
-    rows=reports(),
-    inventory=st.lists(
-        st.tuples(nodes, st.sampled_from([-24.0, 0.0, 0.25, 1.0, 1.5, 2.9]), st.booleans()),
-        max_size=5,
-    ),
-)
-def test_each_second_of_a_gpu_is_billed_at_most_once(
-    rows: list[Row], inventory: list[tuple[str, float, bool]]
+@given(rows=reports(), inventory=inventories)
+def test_each_second_of_a_gpu_is_billed_at_most_once_and_only_where_the_gpu_may_have_been(
+    rows: list[Row], inventory: list[tuple[str, float, bool, str]]
 ) -> None:
     versions = [
-        inventory_row("GPU-a" if is_there else None, hour=hour, node=node, kafka_offset=offset)
-        for offset, (node, hour, is_there) in enumerate(inventory)
+        inventory_row(
+            "GPU-a" if is_there else None, hour=hour, node=node, kafka_offset=offset, model=model
+        )
+        for offset, (node, hour, is_there, model) in enumerate(inventory)
     ]
     with TemporaryDirectory() as folder:
         store = write_store(Path(folder), usage_hourly=rows, inventory=versions)
         for since in range(3):
             bill = bill_of(store, by=("node", "pod"), since=since, hours=since + 1)
             assert sum(gpu_seconds(line.billed) for line in bill.lines) <= 3600
+            elsewhere = nodes_without_gpu(versions, since)
+            reporting = {row["node"] for row in rows if row["hour"] == BEGIN_US + since * HOUR_US}
+            assert {node for (_, node), _ in bill.duplicate_gpus} == elsewhere & reporting
+            assert not elsewhere & {line.values[0] for line in bill.lines if line.used}
+
+
+def nodes_without_gpu(versions: list[Row], hour: int) -> set[str]:
+    """Return the nodes that cannot have had the GPU: others had it for the whole hour."""
+    rows = [
+        InventoryRow(
+            "prod",
+            row["node"],
+            row["in_force_from"],
+            row["kafka_offset"],
+            row["gpu_uuid"],
+            row["model"],
+        )
+        for row in versions
+    ]
+    begin_us = BEGIN_US + hour * HOUR_US
+    length_us = {
+        node: sum(
+            max(0, min(stay.end_us, begin_us + HOUR_US) - max(stay.begin_us, begin_us))
+            for stay in stays_of(rows, {})
+            if stay.node[1] == node
+        )
+        for node in ("old", "new", "third")
+    }
+    return {
+        node
+        for node in length_us
+        if sum(length for other, length in length_us.items() if other != node) == HOUR_US
+    }
