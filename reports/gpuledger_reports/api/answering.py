@@ -31,7 +31,7 @@ from gpuledger_reports.presenting.output import (
     hours_text,
     usage_text,
 )
-from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_count, gpu_seconds
 from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, standing_bill
 from gpuledger_reports.pricing.periods import month_of
 from gpuledger_reports.pricing.policy import BillPolicy
@@ -170,12 +170,12 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
         *([nothing] if nothing and not has_lines else []),
         *([f"no price for {', '.join(sorted(unpriced))}: they cost nothing"] if unpriced else []),
         *(
-            [f"GPUs that the inventory lacks: {len(unlisted)}; only their samples are billed"]
+            [f"GPUs that the inventory lacks: {gpu_count(unlisted)}; only their samples are billed"]
             if unlisted
             else []
         ),
         *(
-            [f"GPUs with samples of a second node, which are not billed: {len(duplicate)}"]
+            [f"GPUs with samples of a second node, which are not billed: {gpu_count(duplicate)}"]
             if duplicate
             else []
         ),

@@ -8,7 +8,7 @@ so that readers do not convert them to floats.
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -18,11 +18,12 @@ import duckdb
 import msgspec
 
 from gpuledger.store.query import quoted, quoted_name
-from gpuledger_reports.pricing.billing import Bill, gpu_seconds
+from gpuledger_reports.pricing.billing import Bill, gpu_count, gpu_seconds
 from gpuledger_reports.pricing.money import minor_digits, rounded
 from gpuledger_reports.pricing.rows import COSTS, NUMBERS, columns_of, row_of
 from gpuledger_reports.pricing.tenants import UNALLOCATED, UNKNOWN
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.times import time_text
 
 _SECONDS: Final = "DECIMAL(28, 3)"
@@ -75,12 +76,13 @@ def unlisted_text(bill: Bill) -> str | None:
     """Return a note if GPUs have usage in hours without them in the inventory, otherwise `None`."""
     if not bill.unlisted_gpus:
         return None
-    count = len(bill.unlisted_gpus)
+    count = gpu_count(bill.unlisted_gpus)
     return (
         f"the inventory lacks {count} {'GPU' if count == 1 else 'GPUs'} for"
-        f" {hours_text(bill.unlisted_units)} GPU-hours with samples; only this time is billed for"
-        " them, and it does not count as covered; check the store's table `inventory` and the"
-        " dead-letter records"
+        f" {hours_text(bill.unlisted_units)} GPU-hours with samples:"
+        f" {_gpus_text(bill.unlisted_gpus, at='on')}; only this time is billed for them, and it"
+        " does not count as covered; restart their agents, which publish the inventory again, and"
+        " check the dead-letter records"
     )
 
 
@@ -99,11 +101,9 @@ def scaled_text(bill: Bill) -> str | None:
     """Return a note if more than the whole of some GPUs was allocated, otherwise `None`."""
     if not bill.scaled_gpus:
         return None
-    (_, node), gpu = min(bill.scaled_gpus)
-    others = len(bill.scaled_gpus) - 1
-    also = f" and of {others} other {'GPU' if others == 1 else 'GPUs'}" if others else ""
+    gpus = _gpus_text(bill.scaled_gpus, at="on", of="of ")
     return (
-        f"more than all of {gpu} on {node}{also} was allocated, so each pod or job pays only for a"
+        f"more than all of {gpus} was allocated, so each pod or job pays only for a"
         " part; see the alert GpuAllocatedTwice"
     )
 
@@ -112,13 +112,20 @@ def duplicate_text(bill: Bill) -> str | None:
     """Return a note if samples of some GPUs are not billed, otherwise `None`."""
     if not bill.duplicate_gpus:
         return None
-    (_, node), gpu = min(bill.duplicate_gpus)
-    others = len(bill.duplicate_gpus) - 1
-    also = f" and of {others} other {'GPU' if others == 1 else 'GPUs'}" if others else ""
+    gpus = _gpus_text(bill.duplicate_gpus, at="from", of="of ")
     return (
-        f"samples of {gpu} from {node}{also} are not billed in hours in which the GPU is in the"
-        " inventory of another node; see the alert GpuledgerGpuOnTwoNodes"
+        f"samples of {gpus} are not billed in hours in which the GPU is in the inventory of another"
+        " node; see the alert GpuledgerGpuOnTwoNodes"
     )
+
+
+def _gpus_text(gpus: Collection[tuple[Node, str]], *, at: str, of: str = "") -> str:
+    """Return text that names one of the GPUs with its nodes, and counts the others."""
+    _, first = min(gpus)
+    nodes = " and ".join(sorted({node for (_, node), gpu in gpus if gpu == first}))
+    others = gpu_count(gpus) - 1
+    also = f" and {of}{others} other {'GPU' if others == 1 else 'GPUs'}" if others else ""
+    return f"{first} {at} {nodes}{also}"
 
 
 def as_json(bill: Bill) -> str:
@@ -152,11 +159,11 @@ def as_json(bill: Bill) -> str:
         "data_coverage_ratio": _ratio(bill.data_coverage_ratio),
         "measured_ratio": _ratio(bill.measured_ratio),
         "excess_gpu_seconds": gpu_seconds(bill.excess_units),
-        "unlisted_gpus": len(bill.unlisted_gpus),
+        "unlisted_gpus": gpu_count(bill.unlisted_gpus),
         "unlisted_gpu_seconds": gpu_seconds(bill.unlisted_units),
         "unknown_gpu_seconds": gpu_seconds(bill.unknown_units),
-        "scaled_gpus": len(bill.scaled_gpus),
-        "duplicate_gpus": len(bill.duplicate_gpus),
+        "scaled_gpus": gpu_count(bill.scaled_gpus),
+        "duplicate_gpus": gpu_count(bill.duplicate_gpus),
         "unpriced_gpu_seconds": {
             model: gpu_seconds(units) for model, units in bill.unpriced.items()
         },

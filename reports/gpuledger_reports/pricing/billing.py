@@ -6,7 +6,7 @@ to the asset cost, it raises an error instead of making a bill.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -193,6 +193,11 @@ class Bill:
 def gpu_seconds(units: int) -> Decimal:
     """Return units as seconds of a whole physical GPU, with three decimals."""
     return quantize_together([Fraction(units, _SECOND_UNITS)], digits=3)[0]
+
+
+def gpu_count(gpus: Iterable[tuple[Node, str]]) -> int:
+    """Return the number of physical GPUs; several nodes may have the same one."""
+    return len({gpu for _, gpu in gpus})
 
 
 class BillMaker:

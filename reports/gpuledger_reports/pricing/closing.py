@@ -20,7 +20,7 @@ from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, relation
-from gpuledger_reports.pricing.billing import Approval, Bill, BillLine, Revision
+from gpuledger_reports.pricing.billing import Approval, Bill, BillLine, Revision, gpu_count
 from gpuledger_reports.pricing.line_parts import encode_parts, parts_of
 from gpuledger_reports.pricing.lookup import CellKey
 from gpuledger_reports.pricing.money import fraction_of, minor_digits, rounded, text_of
@@ -108,7 +108,7 @@ def refusals_of(bill: Bill) -> list[str]:
     wanted = bill.policy.policy.close.min_data_coverage_ratio
     if bill.data_coverage_ratio is not None and bill.data_coverage_ratio < wanted:
         covered = text_of(bill.data_coverage_ratio, digits=6)
-        count = len(bill.unlisted_gpus)
+        count = gpu_count(bill.unlisted_gpus)
         lacking = f"; GPUs with samples that the inventory lacks: {count}" if count else ""
         reasons.append(
             f"data coverage is {covered}, below close.min_data_coverage_ratio of {wanted}{lacking}"

@@ -525,6 +525,7 @@ def test_a_store_without_an_inventory_is_reported(
     for _ in ("an empty table", "no table"):
         assert main(requested) == MADE
         output = capsys.readouterr()
-        assert "the inventory lacks 1 GPU for 3.0 GPU-hours" in output.err
+        assert "the inventory lacks 1 GPU for 3.0 GPU-hours with samples: GPU-a on n;" in output.err
+        assert "restart their agents" in output.err
         assert "data coverage 0 %" in output.out
         shutil.rmtree(Path(store) / "inventory", ignore_errors=True)

@@ -1,5 +1,7 @@
 """A second of a GPU is on the bill once, whichever nodes report the GPU."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_reports.presenting.output import duplicate_text
+from gpuledger_reports.presenting.output import as_json, duplicate_text
 from gpuledger_reports.pricing.billing import Bill, gpu_seconds
 from gpuledger_reports.reading.inventory import NEVER_US, InventoryRow, stays_of
 from tests.examples import examples
@@ -138,7 +140,10 @@ def test_use_that_a_second_node_reports_is_not_billed_but_named(tmp_path: Path) 
     assert sum(gpu_seconds(line.used) for line in bill.lines) == 5 * 3600
     assert bill.data_coverage_ratio == 1
     assert bill.duplicate_gpus == {(("prod", "old"), "GPU-a"), (("prod", "new"), "GPU-a")}
-    assert "GPU-a from new" in (duplicate_text(bill) or "")
+    assert "samples of GPU-a from new and old are not" in (duplicate_text(bill) or "")
+    assert json.loads(as_json(bill))["duplicate_gpus"] == 1
+    more = replace(bill, duplicate_gpus=bill.duplicate_gpus | {(("prod", "old"), "GPU-b")})
+    assert "from new and old and of 1 other GPU are not" in (duplicate_text(more) or "")
 
 
 @pytest.mark.parametrize(
