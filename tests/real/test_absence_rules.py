@@ -168,7 +168,9 @@ def test_a_gpu_under_two_node_names_raises_an_alert_for_each(
 LOSSES: Final = {
     "GpuledgerSamplesOverlapping": {"gpuledger_join_samples_overlapping_total": "0+60x60"},
     "GpuledgerSamplesUnbalanced": {"gpuledger_join_samples_unbalanced_total": "0x55 1x5"},
-    "GpuledgerSamplesBehindWatermark": {"gpuledger_join_samples_behind_watermark_total": "0+1x60"},
+    "GpuledgerSamplesBehindWatermark": {
+        "gpuledger_join_samples_behind_watermark_total": "0x55 120x5"
+    },
     "GpuledgerMessagesRejected": {
         'gpuledger_agent_messages_rejected_total{reason="future"}': "0+1x60"
     },
@@ -203,6 +205,7 @@ NO_LOSSES: Final = {
         "gpuledger_join_samples_total": "0+60x60",
         "gpuledger_join_gap_seconds_total": "0x50 20x10",
     },
+    "first samples of new nodes": {"gpuledger_join_samples_behind_watermark_total": "0x55 60x5"},
     "a fleet without samples": {
         "gpuledger_join_samples_total": "0x60",
         "gpuledger_join_gap_seconds_total": "0x60",
