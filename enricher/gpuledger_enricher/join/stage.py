@@ -337,7 +337,7 @@ class JoinStage:
             if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
                 self._observer.observe_rejected(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
-        if (booked_ns := overlap_ns(sample, watermark)) is not None:
+        if (booked_ns := overlap_ns(sample, watermark, now_ns=now_ns)) is not None:
             self._observer.observe_overlap(record, sample, watermark, booked_ns, now_ns=now_ns)
             return ()
         descriptions = self._descriptions.describe(sample)

@@ -21,23 +21,32 @@ returns once the next boot has sent a tick. And each boot has its own id. Theref
   time that other boots have covered since that boot became the newest.
 
 If a clock is set, `covered_from_ns` begins again with the next tick, so that time that the clock
-has skipped does not count as covered. A second machine therefore adds at most the first tick of
-each of its boots, and `MIN_GAP_NS` whenever the other machine's ticks come first.
+has skipped does not count as covered. If a boot with a clock that is ahead has sent nothing for two
+minutes, it covers no time after its last tick was read, so that another machine can continue.
+
+A second machine that sends its ticks at once therefore adds at most the first tick of each of its
+boots, and `MIN_GAP_NS` whenever the other machine's ticks come first.
 """
 
 from typing import Final
 
 from gpuledger.clock import NS_PER_MS
 from gpuledger.records import NodeSample
-from gpuledger_enricher.join.progress.passage import MIN_GAP_NS, STEP_NS, NodeWatermark
+from gpuledger_enricher.join.progress.passage import (
+    MIN_GAP_NS,
+    UNRESPONSIVE_NS,
+    BootWatermark,
+    NodeWatermark,
+)
 
 _NEVER: Final = -(2**63)
 
 
-def overlap_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
+def overlap_ns(sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int) -> int | None:
     """Return for how many nanoseconds of a tick the node is booked already.
 
-    Return `None` if the tick can be booked. The tick must not be a duplicate.
+    Return `None` if the tick can be booked. The tick must not be a duplicate. `now_ns` is the
+    worker's clock.
     """
     if watermark is None:
         return None
@@ -50,14 +59,13 @@ def overlap_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | Non
     else:
         boot = next((each for each in watermark.before if each.boot_id == sample.boot_id), None)
         # A new boot, or one that continues after the newest boot.
-        if boot is None or (boot.is_single and watermark.single_time_ns is not None):
+        if boot is None or watermark.goes_on_with(boot):
             return None
         overlap = _with_previous(sample, seq=boot.seq, time_ns=boot.time_ns)
-        newest = _common(sample, watermark.covered_from_ns, watermark.time_ns)
-        overlap = max(overlap, newest)
+        overlap = max(overlap, _common(sample, watermark, now_ns=now_ns))
     for other in watermark.before:
         if other.covered_from_ns is not None and other.boot_id != sample.boot_id:
-            overlap = max(overlap, _common(sample, other.covered_from_ns, other.time_ns))
+            overlap = max(overlap, _common(sample, other, now_ns=now_ns))
     return overlap if overlap > MIN_GAP_NS else None
 
 
@@ -69,15 +77,13 @@ def _with_previous(sample: NodeSample, *, seq: int, time_ns: int | None) -> int:
     return min(by_seq, sample.interval_ns - (sample.time_ns - time_ns))
 
 
-def _common(sample: NodeSample, from_ns: int | None, until_ns: int | None) -> int:
-    """Return how much of a tick is between two times; both are absent in older progress."""
-    if from_ns is None or until_ns is None:
+def _common(sample: NodeSample, boot: NodeWatermark | BootWatermark, *, now_ns: int) -> int:
+    """Return how much of a tick is in the time that another boot covers."""
+    # Absent in progress of older versions.
+    if boot.covered_from_ns is None or boot.time_ns is None:
         return _NEVER
+    until_ns = boot.time_ns
+    if now_ns - boot.last_ns >= UNRESPONSIVE_NS:
+        until_ns = min(until_ns, boot.last_ns)
     begin_ns = sample.time_ns - sample.interval_ns
-    return min(sample.time_ns, until_ns) - max(begin_ns, from_ns)
-
-
-def is_clock_set(tick: NodeWatermark, *, seq: int, time_ns: int) -> bool:
-    """Return whether a node's clock was set since an earlier tick of the same boot."""
-    passed_ns = (tick.seq - seq) * NS_PER_MS
-    return abs(tick.time_ns - time_ns - passed_ns) > STEP_NS
+    return min(sample.time_ns, until_ns) - max(begin_ns, boot.covered_from_ns)

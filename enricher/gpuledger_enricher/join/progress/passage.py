@@ -129,6 +129,14 @@ class NodeWatermark(msgspec.Struct, gc=False):
             time_ns=self.time_ns,
         )
 
+    def goes_on_with(self, boot: BootWatermark) -> bool:
+        """Return whether the next tick of a kept boot makes it the newest one.
+
+        This is its second tick, unless the newest boot was booked between the two. If it was, two
+        machines write as one node.
+        """
+        return boot.is_single and self.single_time_ns is not None
+
     def last_time_ns(self) -> int:
         """Return the time of the tick booked last, even if its boot has no other tick.
 
@@ -225,20 +233,28 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
     """
     if watermark is None:
         return None
-    time_ns = sample.time_ns - watermark.time_ns
     if sample.boot_id == watermark.boot_id:
-        passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
-        step_ns = time_ns - passed_ns
-        # Over days without ticks, the two clocks drift apart even if they are not set.
-        min_ns = STEP_NS + passed_ns // _DRIFT
+        step_ns = clock_step_ns(
+            milliseconds=sample.seq - watermark.seq, time_ns=sample.time_ns - watermark.time_ns
+        )
     elif watermark.seq_of(sample.boot_id) is None:
-        time_ns = sample.time_ns - watermark.last_time_ns()
-        step_ns = min(0, time_ns - sample.seq * NS_PER_MS)
-        min_ns = STEP_NS
+        back_ns = watermark.last_time_ns() - (sample.time_ns - sample.seq * NS_PER_MS)
+        step_ns = -back_ns if back_ns > STEP_NS else 0
     else:
         # A late tick of an earlier boot: no clock measures how long the node was down.
         return None
-    return step_ns / NS_PER_SECOND if abs(step_ns) > min_ns else None
+    return step_ns / NS_PER_SECOND if step_ns else None
+
+
+def clock_step_ns(*, milliseconds: int, time_ns: int) -> int:
+    """Return by how much a node's clock was set between two ticks of one boot; 0 if it was not.
+
+    The ticks are `milliseconds` apart by `seq`, and `time_ns` by the node's clock. Over days
+    without ticks, the two clocks drift apart even if they are not set.
+    """
+    passed_ns = milliseconds * NS_PER_MS
+    step_ns = time_ns - passed_ns
+    return step_ns if abs(step_ns) > STEP_NS + passed_ns // _DRIFT else 0
 
 
 def begin_of(seq: int, *, time_ns: int) -> int:

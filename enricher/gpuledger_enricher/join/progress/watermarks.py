@@ -14,13 +14,13 @@ from gpuledger.completeness import MAX_AHEAD_NS, MAX_CLUSTERS
 from gpuledger.keys import node_key, split_key
 from gpuledger.records import NodeProgress, NodeSample
 from gpuledger.records.base import DEFAULT_CLUSTER
-from gpuledger_enricher.join.progress.overlaps import is_clock_set
 from gpuledger_enricher.join.progress.passage import (
     UNRESPONSIVE_NS,
     BootWatermark,
     NodeWatermark,
     Reached,
     begin_of,
+    clock_step_ns,
     find_reached,
     partition_watermark,
 )
@@ -240,18 +240,13 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     """
     if tick.boot_id == known.boot_id:
         tick.before = known.before
-        # Absent in progress of older versions.
-        if known.covered_from_ns is not None and not is_clock_set(
-            tick, seq=known.seq, time_ns=known.time_ns
-        ):
-            tick.covered_from_ns = known.covered_from_ns
+        tick.covered_from_ns = _covered_from_ns(known, tick)
         if known.begun_ns > tick.begun_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             tick.begun_ns = known.begun_ns
         tick.first_ns = known.first_ns
         return tick
     other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
-    # If the newest boot was booked in between, two machines write as one node.
-    goes_on = other is not None and other.is_single and known.single_time_ns is not None
+    goes_on = other is not None and known.goes_on_with(other)
     if goes_on or tick.last_seen_ns - known.last_ns >= UNRESPONSIVE_NS:
         if other is not None:
             tick.begun_ns = max(tick.begun_ns, other.begun_ns)
@@ -277,11 +272,13 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     return known
 
 
-def _covered_from_ns(boot: BootWatermark, tick: NodeWatermark) -> int | None:
-    """Return the start of the time that an earlier boot covers, including this tick."""
+def _covered_from_ns(boot: NodeWatermark | BootWatermark, tick: NodeWatermark) -> int | None:
+    """Return the start of the time that a boot covers, including this tick of the boot."""
+    # Absent in progress of older versions.
     if boot.covered_from_ns is None or boot.time_ns is None:
         return tick.covered_from_ns
-    if is_clock_set(tick, seq=boot.seq, time_ns=boot.time_ns):
+    time_ns = tick.time_ns - boot.time_ns
+    if clock_step_ns(milliseconds=tick.seq - boot.seq, time_ns=time_ns):
         return tick.covered_from_ns
     return boot.covered_from_ns
 

@@ -197,6 +197,22 @@ def test_if_the_booked_writer_ends_the_other_one_continues_after_at_most_a_tick(
     assert booked[-50:] == ticks[-50:]
 
 
+@pytest.mark.parametrize("start", [400 - MINUTE, 30_400])
+@pytest.mark.parametrize("ahead", [10 * SECOND, 3 * MINUTE, 10 * MINUTE])
+@pytest.mark.parametrize("hands_over", [0, 7])
+def test_a_second_machine_continues_although_the_clock_of_the_ended_one_was_ahead(
+    start: int, ahead: int, hands_over: int
+) -> None:
+    """After two minutes at most, whichever of the two began first."""
+    ends = Stretch(SECOND, 700, 0, reboots=False, behind=-ahead, is_set=True, delay=0)
+    lasts = Stretch(SECOND, 1000, 0, reboots=False, behind=0, is_set=False, delay=0)
+    second = ticks_of([lasts], writer="b", start=start)
+    booked = book(ticks_of([ends], writer="a") + second, hands_over=hands_over)
+    left = [tick for tick in second if tick.sent > 700 * SECOND]
+    # The next worker knows only when the progress was written, which is up to 7 ticks later.
+    assert len(set(left) - set(booked)) <= 2 * MINUTE // SECOND + 1 + hands_over
+
+
 def test_late_ticks_of_a_second_machine_are_booked_for_time_that_is_not_covered() -> None:
     """Here from before the first boot began."""
     late = Stretch(SECOND, 60, 0, reboots=False, behind=0, is_set=False, delay=MINUTE)
