@@ -11,7 +11,12 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
-from gpuledger.bus.administration import OTHER_PARTITIONS, TopicLine, check_topics, create_topics
+from gpuledger.bus.administration import (
+    TopicLine,
+    check_topics,
+    create_topics,
+    partitions_remedy,
+)
 from gpuledger.errors import UserError
 from gpuledger.rights import ApiVersion, acl_commands, strimzi_manifests
 from gpuledger.topics import Topics
@@ -26,7 +31,7 @@ ExportFormat = Literal["strimzi", "acls"]
 Partitions = Annotated[
     int | None,
     Parameter(
-        help="Partitions of topics keyed by node; by default those of gpuledger.samples.v1, or 12.",
+        help="Partitions of topics keyed by node; by default those of existing topics, or 12.",
         validator=Number(gte=1),
     ),
 ]
@@ -84,7 +89,7 @@ def check(
     lines = asyncio.run(check_topics(settings, partitions=partitions))
     show(lines)
     if any(line.status == "partitions differ" for line in lines):
-        sys.stdout.write(f"\n{OTHER_PARTITIONS}.\n")
+        sys.stdout.write(f"\n{partitions_remedy(is_given=partitions is not None)}.\n")
     return 0 if all(line.status == "ok" for line in lines) else 1
 
 

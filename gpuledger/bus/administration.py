@@ -6,6 +6,7 @@ sends the requests and repeats them while a broker is unavailable.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -260,12 +261,6 @@ async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
 MAX_REPLICAS: Final = 3
 
 _MAX_SHOWN: Final = 3  # topics in an error message
-OTHER_PARTITIONS: Final = (
-    "The number of partitions is never changed in place. Leave out --partitions, or stop all"
-    " components, delete the topics with Kafka's own tools (their records are lost), and create"
-    " them again"
-)
-"""The remedy for a topic that has another number of partitions."""
 Status = Literal["ok", "created", "missing", "partitions differ", "config differs"]
 
 
@@ -293,10 +288,10 @@ async def create_topics(
     """Create the missing topics; return one line for each topic.
 
     `topics` defaults to the topic table. In the table, topics that are placed by node get
-    `partitions`, by default the partition count of the samples topic. `replication_factor` defaults
-    to the number of brokers, at most 3. Raises `TopicsError` without creating anything if an
-    existing topic has a different number of partitions, and `RefusedError` if the user lacks a
-    permission.
+    `partitions`, by default the partition count of the samples topic, or of most existing topics if
+    it is missing. `replication_factor` defaults to the number of brokers, at most 3. Raises
+    `TopicsError` without creating anything if an existing topic has a different number of
+    partitions, and `RefusedError` if the user lacks a permission.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         try:
@@ -309,7 +304,7 @@ async def create_topics(
                 f"{error}, and Create if gpuledger has to create missing topics"
             ) from error
         # Checked before any topic is created, because a partial creation is harder to undo.
-        refuse_other_partitions(before)
+        refuse_other_partitions(before, is_given=partitions is not None)
         missing = {line.topic for line in before if line.status == "missing"}
         if not missing:
             return before
@@ -327,7 +322,7 @@ async def create_topics(
             ]
         )
         after = await _check(admin, table)
-        refuse_other_partitions(after)
+        refuse_other_partitions(after, is_given=partitions is not None)
         return [
             TopicLine(topic=line.topic, status="created")
             if line.topic in missing and line.status == "ok"
@@ -345,7 +340,8 @@ async def check_topics(
     """Compare each topic with the topic table without changes; return one line for each topic.
 
     Topics that are placed by node must have `partitions`. The default is the partition count that
-    the samples topic had when the join read it, or has now.
+    the samples topic had when the join read it, or has now; if it is missing, that of most existing
+    topics.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         table = await _table(admin, settings, topics, partitions=partitions)
@@ -358,15 +354,30 @@ async def delete_topics(settings: KafkaSettings) -> None:
         await admin.delete([topic.name for topic in Topics(settings.topic_prefix)])
 
 
-def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
-    """Raise `TopicsError` if a topic has the wrong number of partitions."""
+def partitions_remedy(*, is_given: bool) -> str:
+    """Return the remedy for a topic that has the wrong number of partitions.
+
+    `is_given` means that the user has chosen the number.
+    """
+    stop = "Leave out --partitions, or stop" if is_given else "Stop"
+    return (
+        f"The number of partitions is never changed in place. {stop} all components, delete these"
+        " topics with Kafka's own tools (their records are lost), and create them again"
+    )
+
+
+def refuse_other_partitions(lines: Iterable[TopicLine], *, is_given: bool) -> None:
+    """Raise `TopicsError` if a topic has the wrong number of partitions.
+
+    `is_given` means that the user has chosen the number.
+    """
     different = [line for line in lines if line.status == "partitions differ"]
     if not different:
         return
     shown = [f"{each.topic} has {each.found}, wanted {each.wanted}" for each in different]
     if len(shown) > _MAX_SHOWN:
         shown[_MAX_SHOWN:] = [f"and {len(shown) - _MAX_SHOWN} more, see `gpuledger topics check`"]
-    raise TopicsError(f"{'; '.join(shown)}. {OTHER_PARTITIONS}")
+    raise TopicsError(f"{'; '.join(shown)}. {partitions_remedy(is_given=is_given)}")
 
 
 def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
@@ -410,10 +421,24 @@ async def _table(
         # The samples topic is created first, so its partition count is the one that the operator
         # chose, unless partitions were added since the join read it.
         samples = table.samples.name
-        if found := (await admin.describe([samples])).get(samples):
+        found = await admin.describe([topic.name for topic in table])
+        partitions = found_partitions(table, found)
+        if samples in found:
             group = table.group(_JOIN_GROUP)
-            partitions = await admin.partitions_read(samples, group=group) or found.partitions
+            partitions = await admin.partitions_read(samples, group=group) or partitions
     return with_partitions(table, partitions)
+
+
+def found_partitions(table: Topics, found: Mapping[str, FoundTopic]) -> int | None:
+    """Return the partition count of the samples topic, or of most topics if it is missing.
+
+    Only topics that are placed by node count. Returns `None` if none of them exists.
+    """
+    if samples := found.get(table.samples.name):
+        return samples.partitions
+    placed = (topic.name for topic in table if topic.is_placed_by_node)
+    counts = Counter(found[name].partitions for name in placed if name in found)
+    return max(counts, key=lambda count: counts[count], default=None)
 
 
 def with_partitions(table: Iterable[Topic], partitions: int | None) -> list[Topic]:

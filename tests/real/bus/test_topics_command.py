@@ -14,6 +14,7 @@ from gpuledger.errors import TopicsError
 from gpuledger.settings import KafkaSettings
 from gpuledger_cli.__main__ import main
 from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
+from tests.real.changed_topics import DEADLINE_SECONDS, delete
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,13 +68,30 @@ def test_the_rejection_is_one_line_and_exit_code_2(
     broker: Kafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
-    asyncio.run(create_topics(settings, [replace(EVENTS, partitions=1)]))
+    asyncio.run(create_topics(settings, [SAMPLES, replace(EVENTS, partitions=1)]))
 
     assert main(["topics", "create", "--bootstrap-servers", broker.bootstrap_servers]) == 2
 
     reported = capsys.readouterr().err
     assert reported.count("\n") == 1
     assert "never changed in place" in reported
+
+
+async def test_a_missing_samples_topic_gets_the_partitions_of_the_other_topics(
+    broker: Kafka,
+) -> None:
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+    await create_topics(settings, partitions=3)
+    await delete(settings, SAMPLES)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        # Kafka deletes asynchronously.
+        while (await check_topics(settings, [SAMPLES]))[0].status != "missing":  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.1)
+
+    created = statuses(await create_topics(settings))
+
+    assert {name for name, status in created.items() if status == "created"} == {SAMPLES.name}
+    assert set(statuses(await check_topics(settings, partitions=3)).values()) == {"ok"}
 
 
 async def test_a_different_configuration_is_reported_and_left_unchanged(broker: Kafka) -> None:

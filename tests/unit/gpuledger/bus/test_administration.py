@@ -10,6 +10,7 @@ from gpuledger.bus.administration import (
     FoundTopic,
     TopicLine,
     compare,
+    found_partitions,
     refuse_other_partitions,
 )
 from gpuledger.errors import TopicsError
@@ -57,4 +58,38 @@ def test_a_different_number_of_partitions_is_refused_with_a_remedy() -> None:
     )
 
     with pytest.raises(TopicsError, check=has_words("partitions=12", "partitions=1")):
-        refuse_other_partitions(lines)
+        refuse_other_partitions(lines, is_given=False)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_the_remedy_names_the_option_only_if_it_was_given(*, is_given: bool) -> None:
+    lines = [compare(SAMPLES, replace(GOOD, partitions=6))]
+
+    with pytest.raises(TopicsError) as refused:
+        refuse_other_partitions(lines, is_given=is_given)
+
+    assert ("--partitions" in str(refused.value)) is is_given
+
+
+def found_topics(**partitions: int) -> dict[str, FoundTopic]:
+    """Return topics by name with these numbers of partitions."""
+    return {
+        getattr(TOPICS, name).name: replace(GOOD, partitions=count)
+        for name, count in partitions.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "partitions"),
+    [
+        ({}, None),
+        ({"dead_letters": 1}, None),
+        ({"samples": 48, "events": 12, "pods": 12}, 48),
+        ({"events": 24, "pods": 24, "dead_letters": 1}, 24),
+        ({"events": 12, "pods": 24, "nodes": 24}, 24),
+    ],
+)
+def test_missing_topics_get_the_partitions_of_the_samples_topic_or_of_most_others(
+    found: dict[str, int], partitions: int | None
+) -> None:
+    assert found_partitions(TOPICS, found_topics(**found)) == partitions
