@@ -145,6 +145,12 @@ class KafkaConsumer:
         """Report a gap if another program moved the offset that `committed` returned last."""
         return await self._positions.report_moved(partition, read_before=read_before)
 
+    async def report_recreated(
+        self, partition: TopicPartition, *, topic_id: str, read_before: int
+    ) -> None:
+        """Report a gap: the component has read an earlier topic of the same name."""
+        await self._positions.report_recreated(partition, read_before, topic_id)
+
     async def topic_id(self, topic: str) -> str | None:
         """Request the topic's id from the brokers; return `None` if the topic has no id.
 

@@ -161,7 +161,7 @@ class Positions:
                 consumers.seek_or_leave(client, named(partition), None)
             elif self._is_of_other_topic(partition, metadata):
                 topic_id = CommitMetadata.parse(metadata).topic_id
-                await self._report_recreated(partition, offset, topic_id)
+                await self.report_recreated(partition, offset, topic_id)
                 consumers.seek_or_leave(client, named(partition), None)
             else:
                 consumers.seek_or_leave(client, named(partition), offset)
@@ -211,6 +211,31 @@ class Positions:
             await self._report(gap)
         return True
 
+    async def report_recreated(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        topic_id: str | None,
+        *,
+        time_ms: int | None = None,
+    ) -> None:
+        """Report a gap: the topic with this id was recreated, so its unread records are lost.
+
+        Each partition of a recreated topic is reported only once.
+        """
+        # An assignment, the regular check and a rejected fetch may all find the same change.
+        if (partition, topic_id) not in self._reported:
+            self._reported.add((partition, topic_id))
+            await self._report(
+                Gap(
+                    partition=partition,
+                    first_offset=offset,
+                    next_offset=0,
+                    reason=GapReason.TOPIC_RECREATED,
+                    time_before_ms=time_ms,
+                )
+            )
+
     def metadata(self, partition: TopicPartition) -> str:
         """Return the metadata of a commit for this partition."""
         return commit_metadata(self._topic_ids.by_topic, self._counts, partition.topic)
@@ -249,7 +274,7 @@ class Positions:
             if partition.topic in others:
                 last = self._last_read.get(partition)
                 # `by_topic` still has the former id: `update` keeps it if a topic was recreated.
-                await self._report_recreated(
+                await self.report_recreated(
                     partition,
                     consumers.position_or_none(client, named(partition)) or 0,
                     self._topic_ids.by_topic.get(partition.topic),
@@ -321,34 +346,9 @@ class Positions:
                 continue
             del self._last_read[partition]
             if is_other_topic(last.topic_id, self._topic_ids.by_topic[partition.topic]):
-                await self._report_recreated(
+                await self.report_recreated(
                     partition, last.next_offset, last.topic_id, time_ms=last.time_ms
                 )
-
-    async def _report_recreated(
-        self,
-        partition: TopicPartition,
-        offset: int,
-        topic_id: str | None,
-        *,
-        time_ms: int | None = None,
-    ) -> None:
-        """Report a gap: the topic with this id was recreated, so its unread records are lost.
-
-        Each partition of a recreated topic is reported only once.
-        """
-        # An assignment, the regular check and a rejected fetch may all find the same change.
-        if (partition, topic_id) not in self._reported:
-            self._reported.add((partition, topic_id))
-            await self._report(
-                Gap(
-                    partition=partition,
-                    first_offset=offset,
-                    next_offset=0,
-                    reason=GapReason.TOPIC_RECREATED,
-                    time_before_ms=time_ms,
-                )
-            )
 
     async def _report(self, gap: Gap) -> None:
         if rest := self._gaps.rest_of(gap):

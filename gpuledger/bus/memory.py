@@ -166,8 +166,10 @@ class MemoryBus:
         return partition in self._group(group).moved
 
     def recreate(self, topic: str) -> None:
-        """Delete and recreate a topic; the groups' committed offsets stay."""
+        """Delete and recreate a topic; the groups' committed offsets are deleted with the topic."""
         self._must_exist([topic])
+        for group in self._groups.values():
+            group.delete_offsets(topic)
         topic_id = uuid4().hex
         for number in range(self._partitions[topic]):
             self._logs[TopicPartition(topic, number)].recreate(topic_id)

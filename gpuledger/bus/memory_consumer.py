@@ -93,6 +93,14 @@ class MemoryConsumer:
             await self._report_gaps()
         return True
 
+    async def report_recreated(
+        self, partition: TopicPartition, *, topic_id: str, read_before: int
+    ) -> None:
+        """Report a gap: the component has read an earlier topic of the same name."""
+        if topic_id != self._logs[partition].topic_id:
+            self._add_recreated(partition, read_before)
+        await self._report_gaps()
+
     async def topic_id(self, topic: str) -> str | None:
         """Return the topic's id."""
         log = self._logs.get(TopicPartition(topic, 0))
@@ -192,8 +200,7 @@ class MemoryConsumer:
         """
         for partition, own in self._topic_ids.items():
             if self._logs[partition].topic_id != own:
-                self._left.add((partition, self._logs[partition].topic_id))
-                self._add_gap(partition, self._positions[partition], 0, GapReason.TOPIC_RECREATED)
+                self._add_recreated(partition, self._positions[partition])
         await self._report_gaps()
         await self._give_up()
         self._generation = 0
@@ -221,13 +228,9 @@ class MemoryConsumer:
             log, committed = self._logs[partition], self._group.committed.get(partition)
             valid = self._group.committed_of(partition, log.topic_id)
             # If the committed offset belongs to an earlier topic, that topic's remaining records
-            # are lost. The gap was already reported if this consumer read the earlier topic.
-            if (
-                committed is not None
-                and valid is None
-                and (partition, log.topic_id) not in self._left
-            ):
-                self._add_gap(partition, committed, 0, GapReason.TOPIC_RECREATED)
+            # are lost.
+            if committed is not None and valid is None:
+                self._add_recreated(partition, committed)
             self._positions[partition] = log.first_offset if valid is None else valid
         self._last_ms.clear()
         self._paused.clear()
@@ -260,6 +263,12 @@ class MemoryConsumer:
                 self._turns.remove(partition)
                 self._turns.append(partition)
         return taken
+
+    def _add_recreated(self, partition: TopicPartition, read_before: int) -> None:
+        # The gap was already reported if this consumer has read the earlier topic.
+        if (at := (partition, self._logs[partition].topic_id)) not in self._left:
+            self._left.add(at)
+            self._add_gap(partition, read_before, 0, GapReason.TOPIC_RECREATED)
 
     def _add_gap(
         self, partition: TopicPartition, first: int, next_offset: int, reason: GapReason

@@ -195,6 +195,14 @@ class ConsumerGroup:
         self.moved.add(partition)
         self._committed_ids.pop(partition, None)
 
+    def delete_offsets(self, topic: str) -> None:
+        """Delete the committed offsets of a topic, as Kafka does when the topic is deleted."""
+        for partition in [partition for partition in self.committed if partition.topic == topic]:
+            del self.committed[partition]
+            self.moved.discard(partition)
+            self._committed_ids.pop(partition, None)
+            self._committed_counts.pop(partition, None)
+
     def count_partitions(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the topics' numbers of partitions."""
         return {topic: self._partitions[topic] for topic in topics}

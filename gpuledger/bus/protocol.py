@@ -272,6 +272,16 @@ class Consumer(Protocol):
         that the partition's next owner does not report the gap again.
         """
 
+    async def report_recreated(
+        self, partition: TopicPartition, *, topic_id: str, read_before: int
+    ) -> None:
+        """Report a gap: the component has read an earlier topic of the same name.
+
+        `topic_id` is the id of the earlier topic, and `read_before` the offset before which the
+        component has read all of its records. A gap that this consumer has found itself is not
+        reported again.
+        """
+
     async def topic_id(self, topic: str) -> str | None:
         """Request the topic's id from the brokers and return it.
 

@@ -68,6 +68,9 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     """End of the interval that the sample covers, nanoseconds since the epoch."""
     offset: Natural
     """The sample's offset in its partition of `gpuledger.samples.v1`."""
+    topic_id: Word | None = None
+    """The id of this topic, which changes if the topic is deleted and recreated; absent if Kafka
+    has no topic ids."""
     begun_time_ns: Natural | None = None
     """Latest time at which the boot can have begun, nanoseconds since the epoch. It is computed
     from the `seq` of attributed samples and the earlier of two times: the record's timestamp and

@@ -12,6 +12,7 @@ from benchmarks.ticks import SEQ_PER_TICK
 from gpuledger.bus.administration import create_topics
 from gpuledger_enricher.join.join_settings import GROUP
 from tests.default_topics import SAMPLES
+from tests.real.changed_topics import recreate
 from tests.real.join_workers import PARTITIONS, JoinWorkers, committed_consumer, partition_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,33 @@ async def events(workers: JoinWorkers, *, until: int) -> list[int]:
     finally:
         await consumer.stop()
     return found
+
+
+async def test_a_samples_topic_that_is_recreated_while_the_join_is_stopped_is_a_gap_once(
+    kafka: Kafka, workers: JoinWorkers
+) -> None:
+    """Although Kafka deletes the group's offsets with the topic."""
+    await create_topics(workers.settings)
+    await workers.publish_ticks(range(1, 4))
+    worker = workers.start()
+    assert await events(workers, until=3) == [1, 2, 3]
+    assert worker.stop() == 0
+    await workers.publish_ticks([4])
+    await recreate(workers.settings, SAMPLES)
+    await workers.publish_ticks([5, 6])
+
+    worker.start()
+
+    assert await events(workers, until=6) == [1, 2, 3, 5, 6]
+    worker.wait_until_ready()
+    at = f"{SAMPLES.name}[{partition_of(0)}]"
+    assert f"1; the last one in {at} from offset 3: an unknown number of" in gaps(worker)
+    assert "(topic_recreated)" in gaps(worker)
+    assert worker.stop() == 0
+
+    worker.start()
+    worker.wait_until_ready()
+    assert gaps(worker) == "no record was missed"
 
 
 def gaps(worker: Component) -> str:

@@ -248,6 +248,9 @@ class StateRestorer:
         await self._delivery.take_over(partitions)
         # Not earlier, because the previous worker can write progress until it is fenced.
         async with self._history.reader() as reader:
+            topic_id = await reader.topic_id(self._history.topics.samples.name)
+            for number in partitions:
+                self._stage.read_topic(number, topic_id)
             for partition, span in (await reader.spans(self._history.topics.events.name)).items():
                 if partition.partition in partitions:
                     now = self._seconds()
@@ -263,28 +266,40 @@ class StateRestorer:
         }
         state = {partition for partition in assigned if partition.topic in self._takers}
         for partition in assigned:
-            committed = await consumer.committed(partition) or 0
+            offset = await consumer.committed(partition)
+            committed = offset or 0
             if partition in state:
                 self._stage.skip_dead_letters(partition, before=committed)
-            elif await self._report_moved(consumer, partition):
+            elif await self._report_skipped(consumer, partition, has_offset=offset is not None):
                 self._moved[partition] = committed
             await consumer.seek(partition, 0 if partition in state else committed)
         ends = await consumer.end_offsets(state)
         consumer.resume(state)
         return ends
 
-    async def _report_moved(self, consumer: Consumer, partition: TopicPartition) -> bool:
-        """Report a gap if another program moved the committed offset past unread records.
+    async def _report_skipped(
+        self, consumer: Consumer, partition: TopicPartition, *, has_offset: bool
+    ) -> bool:
+        """Report a gap if the topic was recreated, or if another program moved the offset.
 
-        Returns whether another program has set the offset. Nothing is reported if no tick of the
-        partition was booked before, because the group then starts where an operator wants it to.
+        Returns whether the worker must commit the offset, so that the gap is reported once. Nothing
+        is reported if no tick of the partition was booked before, because the group then starts
+        where an operator wants it to. Kafka deletes the group's offsets with the topic, so only the
+        progress shows that the samples topic was recreated.
         """
         topics, read_before = self._history.topics, self._stage.read_before(partition.partition)
         if read_before is None or partition.topic == topics.processes.name:
             return False
         # The progress has no offsets of incidents.
-        is_known = partition.topic == topics.samples.name
-        return await consumer.report_moved(partition, read_before=read_before if is_known else None)
+        if partition.topic != topics.samples.name:
+            return await consumer.report_moved(partition, read_before=None)
+        is_moved = await consumer.report_moved(partition, read_before=read_before)
+        earlier = self._stage.earlier_topic(partition.partition)
+        if earlier is None or (has_offset and not is_moved):
+            return is_moved
+        topic_id, offset = earlier
+        await consumer.report_recreated(partition, topic_id=topic_id, read_before=offset)
+        return True
 
     async def _find_positions(
         self, consumer: Consumer, partitions: Iterable[TopicPartition]

@@ -237,9 +237,17 @@ class JoinStage:
                     continue
                 watermarks.take(watermark, last_seen_ns=record.timestamp_ms * NS_PER_MS)
 
+    def read_topic(self, partition: int, topic_id: str | None) -> None:
+        """Record the id of the samples topic that this partition is read from."""
+        self._watermarks[partition].topic_id = topic_id
+
     def read_before(self, partition: int) -> int | None:
         """Return the offset after the last booked tick; `None` if no booked tick is known."""
         return self._watermarks[partition].read_before()
+
+    def earlier_topic(self, partition: int) -> tuple[str, int] | None:
+        """Return the id of the samples topic that was recreated, and the offset read before."""
+        return self._watermarks[partition].earlier_topic()
 
     def drain_progress(self, partition: int) -> list[Message]:
         """Return the progress of the nodes that were booked or forgotten since the last call.

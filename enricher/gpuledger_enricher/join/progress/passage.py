@@ -117,6 +117,8 @@ class NodeWatermark(msgspec.Struct, gc=False):
     """Time of a later tick that is the only tick of another boot; `None` if there is none."""
     covered_from_ns: int | None = None
     """Start of the time that the newest boot covers, see `overlaps`."""
+    topic_id: str | None = None
+    """The id of the topic that has the tick at `offset`; `None` if it is unknown."""
 
     def newest(self) -> BootWatermark:
         """Return the progress of the node's newest boot, in the form for earlier boots."""
@@ -163,6 +165,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
             seq=self.seq,
             time_ns=self.time_ns,
             offset=self.offset,
+            topic_id=self.topic_id,
             begun_time_ns=self.begun_ns,
             first_booked_time_ns=self.first_ns,
             single_time_ns=self.single_time_ns,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from typing import Final
 
+from gpuledger.bus.protocol import is_other_topic
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
 from gpuledger.completeness import MAX_AHEAD_NS, MAX_CLUSTERS
 from gpuledger.keys import node_key, split_key
@@ -51,6 +52,8 @@ class NodeWatermarks:
         self._complete_until_ns: dict[str, int] = {}
         self._since_ns: int | None = None
         """When this worker started to read the partition, by the worker's clock."""
+        self.topic_id: str | None = None
+        """The id of the samples topic that is read now; `None` if it is unknown."""
 
     def __len__(self) -> int:
         return len(self._watermarks)
@@ -60,9 +63,30 @@ class NodeWatermarks:
         return self._watermarks.get(node)
 
     def read_before(self) -> int | None:
-        """Return the offset after the last booked tick; `None` if no booked tick is known."""
-        offsets = (watermark.offset + 1 for watermark in self._watermarks.values())
-        return max(offsets, default=None)
+        """Return the offset after the last booked tick; `None` if no booked tick is known.
+
+        If all booked ticks are of an earlier topic of the same name, no tick of the present topic
+        was read, and the offset is 0.
+        """
+        if self.earlier_topic() is not None:
+            return 0
+        return _read_before(
+            each
+            for each in self._watermarks.values()
+            if not is_other_topic(each.topic_id, self.topic_id)
+        )
+
+    def earlier_topic(self) -> tuple[str, int] | None:
+        """Return the id of the topic that was recreated, and the offset after its last booked tick.
+
+        Returns `None` if a booked tick is of the present topic, or if the ids are unknown.
+        """
+        known = [each for each in self._watermarks.values() if each.topic_id is not None]
+        if not known or not all(is_other_topic(each.topic_id, self.topic_id) for each in known):
+            return None
+        topic_id = max(known, key=lambda each: each.last_seen_ns).topic_id
+        offset = _read_before(each for each in known if each.topic_id == topic_id)
+        return None if topic_id is None or offset is None else (topic_id, offset)
 
     def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
         """Record that a tick is booked; `written_ms` is the timestamp of the tick's record."""
@@ -72,6 +96,7 @@ class NodeWatermarks:
             sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns, now_ns, now_ns
         )
         watermark.covered_from_ns = max(0, sample.time_ns - sample.interval_ns)
+        watermark.topic_id = self.topic_id
         if known := self._watermarks.get(node):
             watermark = _after(known, watermark)
         elif len(self._watermarks) >= MAX_NODES:
@@ -198,6 +223,7 @@ class NodeWatermarks:
             last_seen_ns,
             single_time_ns=written.single_time_ns,
             covered_from_ns=written.covered_from_time_ns,
+            topic_id=written.topic_id,
         )
         key = node_key(written)
         known = self._watermarks.get(key)
@@ -228,6 +254,10 @@ class NodeWatermarks:
             for node in advanced
             for watermark in (self._watermarks.get(node),)
         ]
+
+
+def _read_before(watermarks: Iterable[NodeWatermark]) -> int | None:
+    return max((watermark.offset + 1 for watermark in watermarks), default=None)
 
 
 def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:

@@ -1,9 +1,12 @@
 """Offsets of the join that another program has set while no worker was running."""
 
+from structlog.testing import capture_logs
+
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import TopicPartition
+from gpuledger.records import NodeProgress
 from gpuledger.runtime import Readiness
-from tests.default_topics import INCIDENTS, SAMPLES
+from tests.default_topics import INCIDENTS, PROGRESS, SAMPLES
 from tests.unit.enricher.join.incidents import incident
 from tests.unit.enricher.join.joining import (
     GROUP,
@@ -77,6 +80,73 @@ async def test_a_group_that_has_booked_nothing_begins_where_its_offset_was_set_w
 
     async with joining(bus) as readiness:
         assert await seqs(bus, 1) == [2000]
+        assert gaps(readiness) == "no record was missed"
+
+
+async def test_a_topic_that_was_recreated_while_no_worker_ran_is_a_gap_once() -> None:
+    """Although Kafka deletes the group's offsets with the topic. The new topic is read fully."""
+    bus = MemoryBus()
+    await join(bus, 1000, 2000)
+    await publish(bus, SAMPLES, tick(3000))
+    bus.recreate(SAMPLES.name)
+
+    async with joining(bus) as readiness:
+        await until(lambda: "topic_recreated" in gaps(readiness))
+        assert f"1; the last one in {SAMPLES.name}[{PARTITION}] from offset 2" in gaps(readiness)
+        # The offset is committed even if no tick follows.
+        await until(lambda: bus.committed(GROUP, AT) == 0)
+    async with joining(bus) as readiness:
+        await is_restored(readiness)
+        assert gaps(readiness) == "no record was missed"
+        await publish(bus, SAMPLES, *map(tick, (4000, 5000)))
+        await committed(bus, 2)
+    bus.move_offset(GROUP, AT, 0)
+    async with joining(bus) as readiness:
+        await is_restored(readiness)
+        assert gaps(readiness) == "no record was missed"
+    assert await seqs(bus, 4) == [1000, 2000, 4000, 5000]
+
+
+async def test_an_offset_that_was_moved_in_a_recreated_topic_is_compared_with_its_beginning() -> (
+    None
+):
+    bus = MemoryBus()
+    await join(bus, *range(1000, 6000, 1000))
+    bus.recreate(SAMPLES.name)
+    await publish(bus, SAMPLES, *map(tick, (6000, 7000, 8000)))
+    bus.move_offset(GROUP, AT, 2)
+
+    with capture_logs() as logs:
+        async with joining(bus) as readiness:
+            assert await seqs(bus, 6) == [1000, 2000, 3000, 4000, 5000, 8000]
+            assert gaps(readiness).startswith("gaps since the start: 2;")
+
+    missed = [each for each in logs if each["event"] == "records_missed"]
+    assert [(each["reason"], each["first_offset"], each["next_offset"]) for each in missed] == [
+        ("moved", 0, 2),
+        ("topic_recreated", 5, 0),
+    ]
+
+
+async def test_a_node_that_sent_nothing_since_the_topic_was_recreated_causes_no_second_gap() -> (
+    None
+):
+    bus = MemoryBus()
+    other = NodeProgress(
+        cluster="default",
+        node="node-away",
+        boot_id="boot",
+        seq=1,
+        time_ns=1,
+        offset=90,
+        topic_id="an earlier one",
+    )
+    await publish(bus, PROGRESS, other, key="default/node-away")
+    await join(bus, 1000)
+    bus.move_offset(GROUP, AT, 1)
+
+    async with joining(bus) as readiness:
+        await until(lambda: not bus.is_moved(GROUP, AT))
         assert gaps(readiness) == "no record was missed"
 
 
