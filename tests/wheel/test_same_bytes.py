@@ -86,8 +86,14 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, 
 def any_ticks(draw: st.DrawFn) -> Topics:
     """Draw ticks that need not make sense: MIG-partitioned GPUs, shared GPUs, missing readings."""
     drawn = draw(st.lists(contradictory_ticks(), min_size=1, max_size=4))
+    # The join skips ticks that overlap, so the time between two ticks is the longest interval.
+    apart_seconds = max(1, -(-max(tick.interval_ns for tick in drawn) // SECOND_NS))
     one_after_another = [
-        replace(tick, seq=1000 * number, time_ns=BEGIN_NS + number * SECOND_NS)
+        replace(
+            tick,
+            seq=1000 * number * apart_seconds,
+            time_ns=BEGIN_NS + number * apart_seconds * SECOND_NS,
+        )
         for number, tick in enumerate(drawn, start=1)
     ]
     return Topics({0: records_of(one_after_another)}, {})

@@ -188,6 +188,7 @@ async def test_differences_are_listed_and_end_with_a_summary_line(
 async def test_agreement_is_exit_code_0(bus: MemoryBus, capsys: pytest.CaptureFixture[str]) -> None:
     again = Again(bus=bus, compare=True)
     await again.run()
+    capsys.readouterr()
 
     assert again.comparison is not None
     assert print_comparison(again.comparison) == 0
