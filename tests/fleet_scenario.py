@@ -33,8 +33,8 @@ _GIB: Final = 2**30
 Life = tuple[float, float]
 """Start and end, in seconds of the scenario."""
 Way = Literal["device", "hami", "kai", "gpushare", "reservation", "none"]
-"""How a pod gets a GPU: from the kubelet (`device`), from a scheduler that shares GPUs, as a pod
-that reserves a GPU for others, or not at all."""
+"""How a pod gets a GPU: `device` means from the kubelet, `none` not at all, and `reservation` that
+the pod reserves the GPU for other pods. The others are schedulers that share GPUs."""
 
 
 def uuid_of(node: str, index: int) -> str:

@@ -277,7 +277,7 @@ def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
 def check_table(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> int | None:
-    """Check the files of a table; return the table's version, or `None` if there is no table.
+    """Check a table's files, and return its version; return `None` if the table does not exist.
 
     Raises `UserError` with the name of a file that is missing or was cut short. On an object store,
     only the log is read.

@@ -23,7 +23,7 @@ class Fault:
     """The fault's row in the table of docs/reference/alerts.md; empty if no alert is due."""
     inject: Act
     repair: Act = do.nothing
-    """What ends the fault: the operator's first action, or that a component is restarted."""
+    """How the fault ends: by the operator's first action or a restart of the component."""
     seconds: float = 16.0
     """How long it lasts."""
     loses: bool = False

@@ -1,4 +1,4 @@
-"""What each fault does to an installation, and the action that ends it."""
+"""Actions that cause a fault in an installation, and actions that repair it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def start_api_server(at: Installation) -> None:
 
 
 async def start_second_writer(at: Installation) -> None:
-    """Start a second agent on the node, as a second release of the manifests does."""
+    """Start a second agent on the node, as if the manifests were installed twice."""
     spool = at.folder / "second-spool"
     spool.mkdir()
     at.bring("second-agent", at.make_agent("second-agent", spool=spool))

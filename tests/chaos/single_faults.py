@@ -31,7 +31,7 @@ _FRESH_NS: Final = 2 * NS_PER_SECOND
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was seen of a fault."""
+    """The observed effects of a fault."""
 
     stored: StoredTime | None
     has_recovered: bool

@@ -1,4 +1,4 @@
-"""A file system of a few megabytes that a run can fill, as a full disk of one component."""
+"""A small file system for one component. Filling it simulates a full disk."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_the_alert_on_a_component_that_was_removed_passes_to_the_one_on_its_abse
 def test_a_node_without_samples_raises_an_alert_that_names_it(
     promtool: Path, tmp_path: Path
 ) -> None:
-    """Also if its agent is no longer a target, and while two workers show it."""
+    """This holds if the agent is no longer a target, and if two workers report the node."""
     since = "gpuledger_join_node_unresponsive_since_timestamp_seconds"
     series = HEALTHY | {
         f'{since}{{cluster="c",node="n2",instance="{worker}"}}': "_x5 300x30 stale"

@@ -1,4 +1,4 @@
-"""The agent in place of dcgm-exporter, started as NVIDIA's charts and the GPU operator start it.
+"""The agent replaces dcgm-exporter in NVIDIA's charts and in the GPU operator.
 
 Each deployment is an agent with the arguments and the environment that its pod has, and with its
 list of metrics. A Prometheus scrapes all agents and answers the queries of dashboard 12239.

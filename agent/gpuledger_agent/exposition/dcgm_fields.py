@@ -155,7 +155,7 @@ class Skipped(NamedTuple):
     name: str
     """The name of the field."""
     reason: str
-    """Why the line shows nothing; empty if the agent does not have the field."""
+    """Why the line shows nothing."""
 
 
 _MAX_BYTES: Final = 1024 * 1024
@@ -179,7 +179,7 @@ def read_counters(path: Path) -> tuple[Counter, ...]:
     counters = tuple(parse_counters(text.splitlines(), name=str(path), skip=skipped.append))
     COUNTERS_SKIPPED.set(len(skipped))
     if skipped:
-        lines = [f"{line}: {name}: {reason or _why_absent(name)}" for line, name, reason in skipped]
+        lines = [f"{line}: {name}: {reason}" for line, name, reason in skipped]
         _log.warning("counters_skipped", file=str(path), lines=lines)
     return counters
 
@@ -209,7 +209,7 @@ def parse_counters(
         field = find_field(listed)
         if field is None:
             # A newer DCGM may have the field.
-            skip(Skipped(number, listed, ""))
+            skip(Skipped(number, listed, _why_absent(listed)))
         elif field.is_text and kind != "label":
             skip(Skipped(number, listed, "has a text value; set its type to label"))
         elif field.unit == MULTI_SERIES_UNIT and kind == "label":

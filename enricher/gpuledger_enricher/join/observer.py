@@ -141,7 +141,7 @@ class UnresponsiveNodes:
         self._shown[partition] = {*since_ns}
 
     def forget(self, partition: int) -> None:
-        """Forget the nodes of a partition that is no longer assigned."""
+        """Stop showing the nodes of a partition, because another worker has it now."""
         self.show(partition, ())
         del self._shown[partition]
 

@@ -177,8 +177,8 @@ def heed_refused_offsets(
 ) -> None:
     """Make the consumer retry if the coordinator rejects a request for committed offsets.
 
-    It also looks up the coordinator again if there is no answer for `answer_seconds`. Remove once
-    aiokafka checks the response's top-level error code, and takes a timeout for such a request.
+    If the coordinator does not answer within `answer_seconds`, it is looked up again. Remove once
+    aiokafka checks the response's top-level error code, and accepts a timeout.
     """
     coordinator = client._coordinator
 

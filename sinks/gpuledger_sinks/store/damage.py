@@ -25,7 +25,7 @@ from gpuledger.store.damaged_files import (
     damaged_log_files,
     local_folder,
 )
-from gpuledger.store.query import is_damage, unfold
+from gpuledger.store.query import REPAIR, is_damage, unfold
 from gpuledger_sinks.errors import DiskFullError, ReceiverUnavailableError
 
 _NO_CREDENTIALS: Final = "loading credentials"
@@ -33,7 +33,6 @@ _GIVE_CREDENTIALS: Final = (
     "set the credentials of the object store in store.storage_options, in the environment"
     " (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or by the machine's role"
 )
-_REPAIR: Final = 'see "Repair a table" in docs/guides/store.md'
 _NO_SPACE: Final = os.strerror(errno.ENOSPC)
 _SHOWN_CHARACTERS: Final = 600
 ANNOUNCED_COMMITS: Final = 10
@@ -70,7 +69,7 @@ def storage_errors(uri: str) -> Iterator[None]:
     except BaseException as error:
         if type(error) is Exception:  # DataFusion's errors do not have their own class
             cause = unfold(error)[:_SHOWN_CHARACTERS]
-            message = f"store {uri}: cannot read its rows: {cause}; {_REPAIR}"
+            message = f"store {uri}: cannot read its rows: {cause}; {REPAIR}"
             raise ReceiverUnavailableError(message) from error
         if not is_panic(error):
             raise
@@ -106,7 +105,7 @@ def explain_incomplete(uri: str) -> str:
 
 def _damaged(uri: str) -> str:
     files = ", ".join(damaged_log_files(uri)) or "one of the newest files of _delta_log"
-    return f"its log is damaged ({files}); {_REPAIR}"
+    return f"its log is damaged ({files}); {REPAIR}"
 
 
 def is_panic(error: BaseException) -> bool:

@@ -39,7 +39,7 @@ COME_LATER: Final = {
     "gpuledger_agent_readings_dropped_total",
     "gpuledger_agent_values_cut_total",
 }
-"""Metrics that exist once they have a value, as the page documents."""
+"""Metrics without a series until their first value; the page documents this."""
 COUNTED: Final = sorted(
     {
         selector

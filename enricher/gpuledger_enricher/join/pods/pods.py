@@ -10,6 +10,7 @@ a name of another kind. Whichever name leads to a pod, the pod counts for a node
 record places it there.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -264,15 +265,16 @@ class NamedObjects(Generic[DescriptionT]):
         """`make` takes a record and its partition, and returns the known object."""
         self._make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]] = make
         self._objects: dict[str, KnownObject[Any, Existence[DescriptionT]]] = {}
+        self._per_cluster: Counter[str] = Counter()
         self._changed: dict[str, int] = {}
         self._changes = 0
 
     def __len__(self) -> int:
         return len(self._objects)
 
-    def has(self, cluster: str) -> bool:
+    def has_cluster(self, cluster: str) -> bool:
         """Return whether an object of the cluster is known."""
-        return any(split_key(key)[0] == cluster for key in self._objects)
+        return self._per_cluster[cluster] > 0
 
     def version_of(self, key: str) -> int:
         """Return a number that grows with each change of an object; 0 if the object is unknown."""
@@ -308,6 +310,8 @@ class NamedObjects(Generic[DescriptionT]):
         known: KnownObject[Any, Existence[DescriptionT]] = self._make(record, partition)
         if before:
             known.follow(before, seen_time_ns=seen_time_ns)
+        else:
+            self._per_cluster[record.cluster] += 1
         self._objects[key] = known
         self._changes += 1
         self._changed[key] = self._changes
@@ -317,6 +321,10 @@ class NamedObjects(Generic[DescriptionT]):
         known = self._objects.get(key)
         if known is not None and known.partition == partition:
             del self._objects[key], self._changed[key]
+            cluster = split_key(key)[0]
+            self._per_cluster[cluster] -= 1
+            if not self._per_cluster[cluster]:
+                del self._per_cluster[cluster]
 
     def remove_partition(self, partition: int) -> None:
         """Forget the objects of a partition that is no longer assigned."""
@@ -351,7 +359,8 @@ class ClusterObjects:
         Returns false for a cluster without podwatch. Namespaces show whether a cluster has one,
         because every worker has those of all clusters, but only the nodes of its partitions.
         """
-        return self.nodes.at(node, time_ns) is None and self.namespaces.has(split_key(node)[0])
+        has_podwatch = self.namespaces.has_cluster(split_key(node)[0])
+        return has_podwatch and self.nodes.at(node, time_ns) is None
 
 
 class NodePods:
