@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 CALM_SECONDS: Final = 5.0
 """Time without new actions at the start and at the end."""
@@ -73,6 +74,13 @@ class Action:
 
 
 WORKER_KINDS: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_MIDWAY, Kind.STOP_WORKER})
+_KILLS: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_MIDWAY, Kind.KILL_PODWATCH})
+
+
+def killed_more_than(times: int, actions: Iterable[Action]) -> set[str]:
+    """Return the components that the actions kill more than `times` times."""
+    kills = Counter(action.target for action in actions if action.kind in _KILLS)
+    return {target for target, count in kills.items() if count > times}
 
 
 def plan_actions(

@@ -3,7 +3,14 @@
 from collections import Counter
 from itertools import pairwise
 
-from tests.chaos.schedule import CALM_SECONDS, WORKER_KINDS, Action, Kind, plan_actions
+from tests.chaos.schedule import (
+    CALM_SECONDS,
+    WORKER_KINDS,
+    Action,
+    Kind,
+    killed_more_than,
+    plan_actions,
+)
 from tests.tables import for_each
 
 WORKERS = ["join-0", "join-1", "join-2"]
@@ -78,3 +85,16 @@ def test_a_progress_line_names_action_component_and_time() -> None:
     other = Action(kind=Kind.RESTART_BROKER, target="broker", **requested)
     assert str(one) == "kill -9 join-1 behind a stopped broker for 2.0 s"
     assert str(other) == "restart broker for 2.0 s"
+
+
+def test_components_that_are_stopped_are_not_counted_as_killed() -> None:
+    def action(kind: Kind, target: str) -> Action:
+        return Action(at_seconds=0.0, kind=kind, target=target, away_seconds=1.0)
+
+    actions = [
+        *[action(Kind.KILL_WORKER, "join-0")] * 2,
+        *[action(Kind.KILL_MIDWAY, "join-0")] * 2,
+        *[action(Kind.KILL_WORKER, "join-1")] * 3,
+        *[action(Kind.STOP_WORKER, "join-1")] * 4,
+    ]
+    assert killed_more_than(3, actions) == {"join-0"}
