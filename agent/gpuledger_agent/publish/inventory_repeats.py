@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from gpuledger.bus.protocol import Bus, is_other_topic
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 from gpuledger.errors import BusError
 from gpuledger_agent.publish.send_queue import SendQueue
@@ -34,22 +34,27 @@ class InventoryRepeats:
         """Queue the inventory when it is due, until cancelled."""
         queued_ns = self._clock.monotonic_ns()
         while True:
-            is_recreated = await self._is_recreated()
+            is_other = await self._find_other_topic()
             now_ns = self._clock.monotonic_ns()
-            if is_recreated or now_ns - queued_ns >= REPEAT_SECONDS * NS_PER_SECOND:
+            if is_other or now_ns - queued_ns >= REPEAT_SECONDS * NS_PER_SECOND:
                 self._send_queue.repeat_inventory()
                 queued_ns = now_ns
             await self._clock.sleep(QUERY_SECONDS)
 
-    async def _is_recreated(self) -> bool:
-        """Return whether the topic was recreated since the last successful query."""
+    async def _find_other_topic(self) -> bool:
+        """Query the topic's id; return whether it differs from the one known before.
+
+        An id that was unknown before counts as different, because the newest inventory may have
+        been published to another topic: no query succeeds until the publisher is connected.
+        """
         topic = self._bus.topics.inventory.name
         try:
             found = await self._bus.topic_id(topic)
         except BusError:
             return False  # the publisher reports missing brokers, topics and permissions
-        before, self._topic_id = self._topic_id, found or self._topic_id
-        is_other = is_other_topic(before, found)
-        if is_other:
+        if found is None or found == self._topic_id:
+            return False
+        if self._topic_id is not None:
             _log.warning("topic_recreated", topic=topic)
-        return is_other
+        self._topic_id = found
+        return True

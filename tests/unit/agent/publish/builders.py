@@ -171,7 +171,7 @@ class FickleBus:
         self.is_deaf = False
         """It takes records, but its acknowledgements get lost."""
         self.published: list[tuple[str, bytes]] = []
-        self.id_of_topics = "first"
+        self.id_of_topics: str | None = "first"
 
     async def partitions(self, topic: str) -> int:
         return (await self.describe(topic)).partitions

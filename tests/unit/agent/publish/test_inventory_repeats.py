@@ -129,3 +129,18 @@ async def test_an_outage_repeats_the_inventory_only_if_the_brokers_have_lost_the
         await clock.pass_by(QUERY_SECONDS)
         published = [value for topic, value in bus.published if topic == INVENTORY.name]
     assert published == [b"1"] * (2 if topic_id == "second" else 1)
+
+
+async def test_a_topic_recreated_before_its_id_was_ever_known_has_the_inventory() -> None:
+    bus, clock = FickleBus(), WaitingClock()
+    bus.id_of_topics = None  # as before the publisher is connected
+    async with publishing(cast("Bus", bus), clock) as send_queue:
+        await clock.pass_by(0)
+        send_queue.put_inventory(inventory_of(1))
+        await clock.pass_by(1)
+        bus.published.clear()
+        bus.id_of_topics = "second"
+        for _ in range(3):
+            await clock.pass_by(QUERY_SECONDS)
+        published = [value for topic, value in bus.published if topic == INVENTORY.name]
+    assert published == [b"1"]
