@@ -28,6 +28,8 @@ class Fault:
     """How long it lasts."""
     loses: bool = False
     """Whether time is lost. The store must then name it as a gap; otherwise it must have no gap."""
+    may_lose_seconds: float = 0.0
+    """How much time may be lost otherwise, named as a gap."""
     unknown_seconds: float = 0.0
     """The least GPU time whose allocation must be unknown."""
     alerts: frozenset[str] = frozenset()
@@ -134,6 +136,8 @@ FAULTS: Final = (
         documented="two agents publish as one node",
         inject=do.start_second_writer,
         repair=do.stop_second_writer,
+        # Up to an interval whenever an agent starts or ends (ADR 068).
+        may_lose_seconds=2.0,
         alerts=frozenset({"GpuledgerSamplesOverlapping"}),
     ),
     Fault(

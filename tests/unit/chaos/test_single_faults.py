@@ -37,12 +37,15 @@ def found(
     )
 
 
-def fault(*, loses: bool = False, at_once: str = "", unknown: float = 0.0) -> Fault:
+def fault(
+    *, loses: bool = False, may_lose: float = 0.0, at_once: str = "", unknown: float = 0.0
+) -> Fault:
     """Return a fault that raises A, and perhaps C as well."""
     return Fault(
         name="fault",
         inject=nothing,
         loses=loses,
+        may_lose_seconds=may_lose,
         unknown_seconds=unknown,
         alerts=frozenset("A"),
         consequences=frozenset("C"),
@@ -61,6 +64,8 @@ def fault(*, loses: bool = False, at_once: str = "", unknown: float = 0.0) -> Fa
         pytest.param(found(stored(named=1)), fault(), ["time is missing"], id="a gap"),
         pytest.param(found(stored(named=1)), fault(loses=True), [], id="a named gap"),
         pytest.param(found(stored()), fault(loses=True), ["no gap is named"], id="no gap"),
+        pytest.param(found(stored(named=1)), fault(may_lose=1), [], id="a short gap"),
+        pytest.param(found(stored(named=2)), fault(may_lose=1), ["time is missing"], id="long"),
         pytest.param(
             found(stored(unknown=1)),
             fault(unknown=2),
