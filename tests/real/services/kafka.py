@@ -42,6 +42,9 @@ log.cleaner.threads=1
 log.retention.check.interval.ms=1000
 log.retention.ms=-1
 log.segment.delete.delay.ms=1000
+# Indexes are sparse files in memory. If the disk is full, a write to one raises SIGBUS instead of
+# ENOSPC; Kafka 4.3.1 then writes a batch twice at one offset, and never loads its groups again.
+log.index.interval.bytes=2147483647
 num.recovery.threads.per.data.dir=2
 unclean.leader.election.enable=false
 broker.heartbeat.interval.ms=200
