@@ -111,28 +111,26 @@ def make_page(host: Host, settings: AgentSettings) -> NodePage:
 
     It has no pod labels if none are configured or the agent has no access to the list of pods.
     """
-    shown, pod_labels = settings.exposition, None
+    exposition, pod_labels = settings.exposition, None
     pods = PodLookup(
         name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
         find_uids=PodUids(host.pod_folders).find,
     )
-    if shown.has_pod_labels and host.pod_list is not None:
-        pod_labels = PodLabels(
-            shown.pod_labels,
-            dcgm_patterns=shown.dcgm_pod_label_patterns if shown.dcgm_pod_labels else None,
-        )
+    if exposition.has_pod_labels and host.pod_list is not None:
+        patterns = exposition.dcgm_pod_label_patterns if exposition.dcgm_pod_labels else None
+        pod_labels = PodLabels(exposition.pod_labels, dcgm_patterns=patterns)
         pods = replace(
             pods, labels_of=pod_labels.labels_of, dcgm_labels_of=pod_labels.dcgm_labels_of
         )
     node_state = make_node_state(
-        settings.exposition,
+        exposition,
         clock=host.clock,
         sampling_interval_seconds=settings.sampling_interval_seconds,
         readings_seconds=settings.readings_seconds,
         pods=pods,
     )
     return NodePage(
-        render=PageRenderer(node_state, settings=settings.exposition, clock=host.clock),
+        render=PageRenderer(node_state, settings=exposition, clock=host.clock),
         node_state=node_state,
         pod_labels=pod_labels,
     )

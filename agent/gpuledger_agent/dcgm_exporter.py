@@ -72,9 +72,9 @@ def read_milliseconds(value: str) -> Meaning:
 
 
 def read_interval(value: str) -> Meaning:
-    """Return the agent's intervals that must be shortened to the flag's interval.
+    """Return the settings of intervals whose defaults are longer than the flag's interval.
 
-    The flag is in milliseconds. Intervals that are already shorter stay unchanged.
+    The flag is in milliseconds. A setting is never shorter than its minimum.
     """
     if not _WHOLE.fullmatch(value) or not int(value):
         raise ValueError(f"expected milliseconds > 0, got {shorten(value, _SHOWN_CHARACTERS)!r}")
@@ -87,7 +87,7 @@ def read_interval(value: str) -> Meaning:
 
 
 def read_devices(value: str) -> Meaning:
-    """Return `exposition.dcgm_devices`; `None` for MIG instances by number."""
+    """Return `exposition.dcgm_devices`; `None` if the flag selects MIG instances by number."""
     return None if "i:" in value else {"exposition.dcgm_devices": value}
 
 

@@ -97,7 +97,7 @@ class Outputs:
     topics: Topics
     """The topics to which the messages go."""
     check: Check | None = None
-    """Check that fails if rows of the last sample did not fit into its record."""
+    """Check that fails if rows of the last sample were left out of its record."""
     clock: Clock | None = None
     """The clock of incidents and inventories; `None` if their times must not be corrected."""
 

@@ -73,7 +73,8 @@ class RowWriter:
     """Makes the rows of a tick: each device with its labels, which are the same in all families."""
 
     label_fields: Sequence[tuple[str, Field]]
-    """The fields that are labels of every series, each with its name in series with old names."""
+    """The fields that are labels of every series; before each, its name in series with old names.
+    """
     host_label: str
     """Name of the label that contains the node's name, or `none`."""
     pod_series: bool
@@ -229,7 +230,8 @@ class DcgmPage:
         devices: str = "f",
         has_old_labels: bool = False,
     ) -> None:
-        # If only one name of a field is shown, it is the one in the list.
+        # If only old names are shown, a series has the field's name in the list, which may be the
+        # new name.
         listed = [(one.name if names == "old" else one.field.old, one) for one in counters]
         self._shown = [(name, counter) for name, counter in listed if counter.kind != "label"]
         self._names = names

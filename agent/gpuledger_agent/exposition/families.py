@@ -207,8 +207,8 @@ NVLINK_BYTES: Final = InfoFamily(
 ALLOCATION: Final = InfoFamily(
     "gpuledger_node_gpu_allocation_info",
     "gauge",
-    "Device, or a number of its shares (`count`), allocated to a container; `source` is empty for"
-    " the kubelet.",
+    "Device, or `count` of its shares, allocated to a container; `source` is empty if the"
+    " kubelet reported it.",
     (
         *_GPU[:1],
         "device_id",

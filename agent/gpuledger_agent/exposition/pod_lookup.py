@@ -65,12 +65,12 @@ class PodLookup:
     find_uids: FindUids = _find_no_uid
     labels_of: LabelsOf = _find_no_label
     dcgm_labels_of: LabelsOf = _find_no_label
-    """Like `labels_of`, for further labels that only DCGM's metrics have."""
+    """Takes a pod's UID, and returns other labels of the pod, only for series of DCGM's metrics."""
 
 
 NO_PODS: Final = PodLookup()
-# Labels that DCGM's metrics have anyway. A pod could invalidate the page with a label of such a
-# name, because no series may have a label twice.
+# Names of labels that DCGM's metrics have by themselves. Labels of pods with these names are left
+# out, because a pod could otherwise invalidate the page: no series may have a label twice.
 _DCGM_LABEL: Final = re.compile(
     "DCGM_.*|GPU_._ID|GPU_I_PROFILE|gpu|uuid|UUID|pci_bus_id|device|modelName|[hH]ostname"
     "|container|container_name|namespace|pod_namespace|pod|pod_name|pod_uid|hpc_job"
@@ -95,9 +95,9 @@ class NodeContainer(NamedTuple):
     job_id: str = ""
     """The scheduler's job id, for processes outside of pods."""
     further: Sequence[Label] = ()
-    """The pod's Kubernetes labels that are added to its series."""
+    """The pod's Kubernetes labels that are added to all its series."""
     dcgm_further: Sequence[Label] = ()
-    """The pod's Kubernetes labels that are added only to its series with DCGM's names."""
+    """Other Kubernetes labels of the pod, added only to its series of DCGM's metrics."""
 
     @property
     def labels(self) -> list[Label]:

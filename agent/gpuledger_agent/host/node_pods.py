@@ -306,7 +306,7 @@ class PodEnds:
 
 
 class Namesakes:
-    """Finds ended namesakes: pods of a name that several pods in the kubelet's list have.
+    """Finds the ended ones among pods of one name, if the kubelet lists several such pods.
 
     The list contains no UIDs. If it has one pod of a name, and one pod of this name runs, they are
     the same pod, so the pod with this UID has these devices. If another pod of the name starts, its
@@ -323,7 +323,7 @@ class Namesakes:
         self._running: dict[PodName, set[str]] = {}
         """The UIDs of the pods that ran at the previous response."""
         self._found: dict[PodName, set[str]] = {}
-        """The UIDs that had a log directory at the previous response."""
+        """The UIDs of the pods that had a log directory at the previous response."""
         self._unlisted: dict[PodName, set[str]] = {}
         """The UIDs of ended pods that the kubelet no longer lists."""
 

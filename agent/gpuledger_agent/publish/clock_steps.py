@@ -22,9 +22,9 @@ _TIME: Final = "time_ns"
 def step_between(before_ns: int | None, now_ns: int) -> int:
     """Return by how much the clock was set, in nanoseconds.
 
-    The arguments are the time of one boot by the earlier clock and by the present clock. Steps are
-    whole milliseconds, so that a message that is sent repeatedly gets the same time. A step is 0 if
-    it is small, or if the time by the earlier clock is unknown.
+    The arguments are the time of the boot by the earlier clock and by the present clock. The result
+    is a whole number of milliseconds, so that a message that is sent repeatedly gets the same time.
+    It is 0 for steps below `MIN_STEP_NS`, and if `before_ns` is unknown.
     """
     step_ns = 0 if before_ns is None else now_ns - before_ns
     if abs(step_ns) < MIN_STEP_NS:

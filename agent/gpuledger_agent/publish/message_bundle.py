@@ -61,7 +61,7 @@ def bundle_tick(tick: NodeTick, topics: Topics, *, check: Check | None = None) -
     readings = ((topics.readings.name, _message(tick.readings, cut)),) if tick.readings.gpus else ()
     processes = ((topics.processes.name, _message(record)) for record in tick.processes)
     if check:
-        # Other names are of single values, such as the name of a GPU's model.
+        # Cuts with other names shorten single values, such as the name of a GPU's model.
         lists = ("NodeSample.", "NodeReadings.")
         rows = {name: count for name, count in cut.items() if name.startswith(lists)}
         if rows:
@@ -100,7 +100,7 @@ def bundle_size_bytes(bundle: MessageBundle) -> int:
 
 
 def _message(record: _NodeRecord, total: Cut | None = None) -> Message:
-    """Encode a record as a message; shorten texts and lists that exceed the record's limits.
+    """Encode a record as a message; shorten texts and lists that exceed its limits or a message's.
 
     Add the cuts to `total`. Raise `msgspec.ValidationError` if a number is outside the limits of
     its field.

@@ -71,7 +71,8 @@ class SendQueue:
         flight are only in memory."""
         self._is_open = False
         self._is_spill_due = False
-        """Whether bundles must be written; else `_overdue` only requests a check of the space."""
+        """Whether `_overdue` requests that bundles are written, and not only a check of the free
+        space."""
         self._was_overtaken = False
         """Whether newer ticks were sent while the spool could not be opened."""
         self._bundles_on_disk = 0
@@ -131,7 +132,7 @@ class SendQueue:
         self.put(bundle)
 
     def repeat_inventory(self) -> None:
-        """Add the newest inventory again, unless there is none or it still waits to be sent."""
+        """Add the newest inventory again; do nothing if there is none or it still waits."""
         if self._newest_inventory and not self._inventory:
             self.put_inventory(self._newest_inventory)
 
@@ -220,9 +221,10 @@ class SendQueue:
 
     @property
     def _is_space_check_due(self) -> bool:
-        """Whether the disk's free space was not checked for a minute.
+        """Whether to check the disk's free space, because the last check was a minute ago.
 
-        After a failure, only writes are tried again.
+        False while the spool is closed or a failed write must be repeated, because the write shows
+        whether the disk has space.
         """
         since_seconds = self._now_seconds() - self._space_checked_seconds
         is_usable = self._is_open and self._writing.error is None

@@ -167,7 +167,7 @@ class ProcessTable:
             for pid, gpus in _gpus_by_pid(listed, before).items()
         }
         listed_pids = {pid for pids in listed.values() for pid in pids}
-        # A fast poll may have added the process that has reused the pid of an ended process.
+        # The ended processes whose pids are reused by processes that a fast poll has added already.
         former = {
             pid: ended
             for pid, ended in self._lingering.items()

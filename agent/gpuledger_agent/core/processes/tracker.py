@@ -97,11 +97,11 @@ class ProcessTracker:
         """UUIDs of the GPUs for which the driver keeps accounting entries of processes."""
         self._records: list[ProcessRecord] = []
         self._former: dict[int, KnownProcess] = {}
-        """For each reused pid, the earlier process, until ticks cover the start of the present one.
+        """The earlier process of each reused pid, until ticks cover the start of the present one.
         """
         self._reused_until_ns: dict[int, int] = {}
-        """For each reused pid whose processes have all ended, when the GPUs no longer listed it,
-        since boot."""
+        """Reused pids whose processes have all ended, each with the time since boot of the first
+        lists without the pid."""
         self._unreadable = 0
 
     def observe(self, polls: Iterable[FastPoll]) -> None:

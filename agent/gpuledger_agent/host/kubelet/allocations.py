@@ -187,6 +187,8 @@ class Allocations:
         self._is_found = False
         """Whether the node has a kubelet: a query did not fail only because of a missing socket."""
         self._is_absent = False
+        """Whether the node counts as a node without a kubelet: `kubelet.enabled` is `auto`, and no
+        query has found the socket."""
         self._listed: list[tuple[tuple[str, str], Sequence[DeviceAssignment]]] = []
         """The pods in the last response that have GPUs, and the other pods of the same names."""
         self._ended: AbstractSet[int] = frozenset()

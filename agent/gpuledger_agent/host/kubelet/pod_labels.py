@@ -17,7 +17,7 @@ from gpuledger_agent.host.node_pods import MAX_NAMES
 # The API server's rules for label values, so that no value is longer or has other characters.
 _VALUE: Final = re.compile(rf"[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{MAX_LABEL_LENGTH - 2}}}[A-Za-z0-9])?")
 
-# Names of Prometheus labels do not begin with a digit.
+# The start of a valid name, because names of Prometheus labels do not begin with a digit.
 _NAME: Final = re.compile(r"[A-Za-z]")
 MAX_DCGM_LABELS: Final = 64
 """Maximum number of labels that DCGM's metrics get from one pod."""
@@ -47,8 +47,9 @@ def select_dcgm_labels(
 ) -> dict[str, Labels]:
     """Return the labels that dcgm-exporter adds to each pod's series, by pod UID.
 
-    If there are patterns, only labels are selected whose Kubernetes name contains a match of one of
-    them. If two names become equal, the first in alphabetical order remains.
+    With patterns, a label is selected only if one of them matches a part of its Kubernetes name. If
+    several names become the same Prometheus name, only the first one in alphabetical order is used.
+    A pod has at most `MAX_DCGM_LABELS`.
     """
 
     def choose(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:

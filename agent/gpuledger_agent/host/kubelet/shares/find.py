@@ -18,7 +18,7 @@ from gpuledger_agent.host.kubelet.shares.stated import (
 )
 
 SOURCES: Final[Sequence[ShareSource]] = (HAMI, VOLCANO, GPUSHARE, KOORDINATOR, KAI)
-"""All supported products, in the order of a container's shares."""
+"""All supported products. If several apply to a container, the first one's shares come first."""
 _ENDED: Final = ("Succeeded", "Failed")
 
 ContainerKey = tuple[str, str, str]

@@ -37,7 +37,7 @@ def find_encoded(pod: ListedPod, annotations: Sequence[str]) -> list[StatedShare
         raise BadAnnotationError(f"{annotation}: over {MAX_SHARES_OF_POD} shares")
     containers = containers_of(pod)
     with_init = [*(pod.spec.init_containers or ()), *containers]
-    # One more than needed, to notice it.
+    # One part more than the pod has containers, so that too many are detected.
     listed = text.split(";", len(with_init) + 1)
     # The last container is followed by a separator too.
     if not listed[-1]:
