@@ -20,13 +20,16 @@ SILENCE_SECONDS: Final = 30.0
 class Lag:
     """Tracks the records that a consumer has polled but not finished, and computes the lag.
 
-    The lag (`seconds`) is that of the partition that is furthest behind. A partition's lag is the
-    age of its oldest record that was polled and is not done. If there is none, but the partition
-    has not been read to its end, its lag is the age of the records that were done last. If it was
-    at its end since then, its lag is the time since that poll. Otherwise it is 0, or the time since
-    records arrived on a partition that cannot be polled. The lag is never less than the time for
-    which the bus has withheld existing records. If the bus has not answered for `SILENCE_SECONDS`,
-    the lag is at least the time since its last answer.
+    The lag (`seconds`) is that of the partition that is furthest behind. The lag of a partition is
+    the longest of the times that apply, or 0:
+
+    - The age of its oldest record that was polled and is not done.
+    - The age of its last record that is done, or the time since a later poll that reached its end.
+      This applies if all polled records are done, but it has not been read to its end.
+    - The time since further records arrived on it, if it cannot be polled.
+
+    The lag is never less than the time for which the bus has withheld existing records. If the bus
+    has not answered for `SILENCE_SECONDS`, the lag is at least the time since its last answer.
     """
 
     def __init__(self, *, clock: Clock) -> None:
@@ -41,10 +44,11 @@ class Lag:
         """When records after the offset in `_ends` were first seen, in ms since the epoch."""
         self._newest_ms: int | None = None
         self._reached_ms: dict[TopicPartition, int] = {}
-        """The time up to which each partition is done, in ms since the epoch."""
+        """The time up to which each partition is done, in ms since the epoch: the time of its last
+        event that is done, or of a later poll that reached the partition's end."""
         self._at_end: frozenset[TopicPartition] = frozenset()
         self._answered_ns: int | None = None
-        """When the bus last answered for all partitions, by the clock."""
+        """When the bus last answered for all partitions, in ns since the epoch."""
 
     def polled(
         self,
@@ -66,7 +70,8 @@ class Lag:
             if batches and records[0].offset < batches[-1][0]:
                 batches.clear()  # the consumer went back, so these records are polled again
             batches.append((records[-1].offset + 1, records[0].timestamp_ms))
-        # All records of these partitions are done. Records that no poll has returned arrive later.
+        # If all records up to the end are done, records that a later poll returns arrive from now
+        # on.
         now_ms = self._clock.time_ns() // NS_PER_MS
         for partition in self._at_end & self._reached_ms.keys():
             if not self._open.get(partition):
@@ -97,7 +102,8 @@ class Lag:
             batches.popleft()
         if time_ms is not None:
             self._newest_ms = max(time_ms, self._newest_ms or 0)
-            # Not the maximum: records of a backlog may be older than the partition's last end.
+            # Not the maximum with the known time: after a poll that reached the end, older records
+            # may arrive, for example those of a spool.
             self._reached_ms[partition] = time_ms
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:

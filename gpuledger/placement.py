@@ -1,8 +1,8 @@
 """The placement of records: a node's records are in its partition, under its key. No I/O.
 
-A pod's record is in its node's partition under the pod's key. Readers check this rule. Otherwise, a
-client that may write to a topic could write for nodes whose records another process reads, and both
-processes would count the node.
+A pod's record is in its node's partition, but under the pod's key. Readers check this rule.
+Otherwise, a client that may write to a topic could write records of a node to a partition that
+another process reads, and both processes would count the node.
 """
 
 from collections.abc import Callable

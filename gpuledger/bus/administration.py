@@ -165,7 +165,8 @@ class KafkaAdmin:
         """Return the number of partitions that a topic had when a consumer group committed offsets.
 
         If the commits have different numbers, the smallest counts. Returns `None` if the group has
-        not read the topic, or the user may not describe the group.
+        not read the topic, or if its commits cannot be requested, for example because the user may
+        not describe the group.
         """
         topic_id = (await self._connection.describe(topic)).topic_id
         try:
@@ -288,10 +289,9 @@ async def create_topics(
     """Create the missing topics; return one line for each topic.
 
     `topics` defaults to the topic table. In the table, topics that are placed by node get
-    `partitions`, by default the partition count of the samples topic, or of most existing topics if
-    it is missing. `replication_factor` defaults to the number of brokers, at most 3. Raises
-    `TopicsError` without creating anything if an existing topic has a different number of
-    partitions, and `RefusedError` if the user lacks a permission.
+    `partitions`, with the same default as in `check_topics`. `replication_factor` defaults to the
+    number of brokers, at most 3. Raises `TopicsError` without creating anything if an existing
+    topic has a different number of partitions, and `RefusedError` if the user lacks a permission.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         try:
@@ -339,9 +339,9 @@ async def check_topics(
 ) -> list[TopicLine]:
     """Compare each topic with the topic table without changes; return one line for each topic.
 
-    Topics that are placed by node must have `partitions`. The default is the partition count that
-    the samples topic had when the join read it, or has now; if it is missing, that of most existing
-    topics.
+    Topics that are placed by node must have `partitions`. The default is the number that the
+    samples topic had when the join read it. If the join has not read it, the default is its present
+    number; if it is missing, the number that most existing topics have.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         table = await _table(admin, settings, topics, partitions=partitions)

@@ -144,10 +144,10 @@ def describe_gap(gap: Gap) -> str:
 
 
 def moved_gap(partition: TopicPartition, *, offset: int, read_before: int | None) -> Gap | None:
-    """Return the gap before an offset that another program has committed, or `None`.
+    """Return the gap before an offset that another program has committed; `None` without a gap.
 
-    `read_before` is the offset before which all records were read; if it is `None`, the size of the
-    gap is unknown. An offset that was moved back causes no gap.
+    `read_before` is the offset before which all records were read; `None` if it is unknown. The
+    size of the gap is then unknown too. An offset that was moved back causes no gap.
     """
     if read_before is None:
         read_before, is_gap = offset, offset > 0

@@ -243,7 +243,8 @@ class KafkaConnection:
         """Topic ids by consumer group and topic; each commit of an offset contains its topic's
         id."""
         self.partition_counts: dict[str, Mapping[str, int]] = {}
-        """Numbers of partitions by consumer group and topic, which commits contain too."""
+        """Numbers of partitions by consumer group and topic; each commit contains its topic's
+        number."""
         self._refusals = RefusedConnections(mask=self._mask)
         # Must precede the first client, because a client logs as soon as it connects.
         demote_logs()

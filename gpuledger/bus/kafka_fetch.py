@@ -155,13 +155,14 @@ async def _first_of(
 
 
 class Answers:
-    """How long ago the brokers answered, for the partition that has waited longest."""
+    """Measures the time since brokers last answered for each partition that is being fetched."""
 
     def __init__(self, *, clock_seconds: Callable[[], float] = time.monotonic) -> None:
         self._clock_seconds = clock_seconds
         self._observed_at = clock_seconds()
         self._known: dict[TopicPartition, tuple[int | None, float]] = {}
-        """Each partition's last answer, in ms since the epoch, and when it was first seen."""
+        """For each partition: the time of its last answer, in ms since the epoch, and when this
+        time was first observed, in seconds of the clock."""
 
     def observe(self, times: Mapping[TopicPartition, int | None]) -> None:
         """Record the times of the last answers of the partitions that are being fetched."""
@@ -173,7 +174,7 @@ class Answers:
         self._observed_at, self._known = now, answered
 
     def seconds(self) -> float:
-        """Return the longest time without an answer; it grows until the next observation."""
+        """Return the longest time without an answer; it grows between observations."""
         begin_seconds = [seen_seconds for _, seen_seconds in self._known.values()]
         return self._clock_seconds() - min(begin_seconds, default=self._observed_at)
 

@@ -73,7 +73,7 @@ class MemoryBus:
             self._add_logs(topic.name, range(topic.partitions), topic_id=uuid4().hex)
 
     def add_partitions(self, topic: str, total: int) -> None:
-        """Add partitions to a topic, as `kafka-topics.sh --alter` does; readers refuse them."""
+        """Add partitions, as `kafka-topics.sh --alter` does; consumers then reject the topic."""
         topic_id = self._logs[TopicPartition(topic, 0)].topic_id
         self._add_logs(topic, range(self._partitions[topic], total), topic_id=topic_id)
 

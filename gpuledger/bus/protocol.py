@@ -114,8 +114,8 @@ class Gap:
 
     partition: TopicPartition
     first_offset: int
-    """The position at which the consumer would have continued; if another program moved the offset
-    and this position is unknown, the same as `next_offset`."""
+    """The position at which the consumer would have continued. If another program moved the offset
+    and this position is unknown, it equals `next_offset`."""
     next_offset: int
     """The position at which the consumer continues instead; if the topic was recreated, an offset
     in the new topic."""
@@ -265,8 +265,8 @@ class Consumer(Protocol):
         """Report a gap if another program set the committed offset past unread records.
 
         Refers to the offset that `committed` returned last. `read_before` is the offset before
-        which the component has read all records. If it is `None`, every offset above 0 that another
-        program has set is reported as a gap of unknown size.
+        which the component has read all records. If it is `None`, it is unknown: every offset above
+        0 that another program has set is then reported as a gap of unknown size.
 
         Returns whether another program has set the offset. The component must then commit it, so
         that the partition's next owner does not report the gap again.

@@ -69,8 +69,8 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     offset: Natural
     """The sample's offset in its partition of `gpuledger.samples.v1`."""
     topic_id: Word | None = None
-    """The id of this topic, which changes if the topic is deleted and recreated; absent if Kafka
-    has no topic ids."""
+    """The id of the topic that `offset` belongs to, which changes if the topic is deleted and
+    recreated; absent if Kafka has no topic ids."""
     begun_time_ns: Natural | None = None
     """Latest time at which the boot can have begun, nanoseconds since the epoch. It is computed
     from the `seq` of attributed samples and the earlier of two times: the record's timestamp and

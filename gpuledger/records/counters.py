@@ -167,8 +167,8 @@ class NodeCounters(BaseRecord, frozen=True, kw_only=True):
     incidents: Annotated[list[CountedIncidents], at_most(MAX_INCIDENT_GPUS)] | None = None
     """Incidents of each GPU; absent if there are none."""
     next_offset: Natural | None = None
-    """The offset of its partition of events that was committed with this record; absent if none
-    was."""
+    """The offset in the node's partition of events that was committed with this record; absent if
+    no such offset was committed."""
     known_incidents: Annotated[list[IncidentHash], at_most(MAX_KNOWN_INCIDENTS)] | None = None
     """Hashes by which the most recently counted incidents are recognized, the latest last; absent
     if there are none."""

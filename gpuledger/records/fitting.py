@@ -50,6 +50,7 @@ def fit_bytes(record: T, *, max_bytes: int) -> tuple[T, Cut]:
 
 
 _MARK_BYTES: Final = len('"allocations_unknown":true,')
+"""Size of the field that `consistent` may add after lists were cut."""
 
 
 class _Fitting:
@@ -68,12 +69,13 @@ class _Fitting:
         return msgspec.structs.replace(record, **changed) if changed else record
 
     def record_in_bytes(self, record: Any, max_bytes: int) -> Any:  # noqa: ANN401  # any record
+        """Return the record with its lists cut, so that its JSON has at most `max_bytes`."""
         lists = {
             name: value
             for name in record.__struct_fields__
             if isinstance(value := getattr(record, name), list)
         }
-        # An item takes one byte more, its comma.
+        # In a list, each item takes one byte more, for its comma.
         sizes = {name: [len(encode(item)) + 1 for item in items] for name, items in lists.items()}
         empty = msgspec.structs.replace(record, **{name: [] for name in lists})
         left_bytes = max_bytes - len(encode(empty)) - _MARK_BYTES
@@ -87,7 +89,7 @@ class _Fitting:
         return msgspec.structs.replace(record, **kept)
 
     def consistent(self, record: Any) -> Any:  # noqa: ANN401  # any record
-        """Return the record; in a tick, mark missing allocations, drop processes without device."""
+        """Return the record; in a tick, mark missing allocations and drop misplaced processes."""
         if not isinstance(record, NodeSample):
             return record
         if self.cut["NodeSample.allocations"] or self.cut["NodeSample.job_allocations"]:

@@ -137,8 +137,8 @@ class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     share_ppm: SharePpm | None = None
     """If an annotation states a share of the device: the share, in millionths of the device."""
     count: Count | None = None
-    """If the container has several such shares of the device: how many. `device_id` and `replica`
-    are those of one of them. Absent for a single device or share."""
+    """Number of equal shares of the device that the container has; absent for a whole device or a
+    single share. `device_id` and `replica` are those of one of the shares."""
 
 
 class JobAllocation(ArrayRecord, frozen=True, kw_only=True):
@@ -185,8 +185,8 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """Devices that the kubelet has allocated; empty if the kubelet does not answer."""
     allocations_unknown: bool | None = None
     """True if `allocations` may be incomplete, so that the allocation of each device's rest is
-    unknown. The last answer of the node's kubelet is too old, the agent has not read the
-    annotations with the shares of pods, or allocations exceed the limits of the record."""
+    unknown. Possible causes: the last answer of the node's kubelet is too old, the agent has not
+    read the annotations with the shares of pods, or the allocations exceed the record's limits."""
     ended_processes: Annotated[list[ProcessExit], at_most(MAX_ENDED_PROCESSES)] | None = None
     """Processes that finished with a GPU by this sample, if the driver's accounting is on."""
     job_allocations: Annotated[list[JobAllocation], at_most(MAX_JOB_ALLOCATIONS)] | None = None

@@ -57,7 +57,7 @@ def damaged_log_files(uri: str) -> list[str]:
 
 
 def lacks_log(uri: str) -> bool:
-    """Return whether a directory has files with rows but no log, so that no table is found."""
+    """Return whether a directory has files with rows but no log, so that it is not a table."""
     folder = local_folder(uri)
     if folder is None or any((folder / LOG).glob("*.json")):
         return False
@@ -82,7 +82,7 @@ def damaged_row_files(table: DeltaTable, uri: str) -> Iterator[str]:
 
 
 def _missing(versions: Iterable[int], *, checkpoints: Iterable[int]) -> Iterator[str]:
-    """Yield the names of commits after the newest checkpoint that are missing between others."""
+    """Yield the names of missing commits before the newest commit and after the checkpoints."""
     found = set(versions)
     begin = max(max(checkpoints, default=-1) + 1, min(found, default=0))
     for version in range(begin, max(found, default=0)):

@@ -17,16 +17,16 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, RequestTimedOutErr
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
 LOOKUP_SECONDS: Final = 3.0
-"""How long one broker may take to name a coordinator before the next broker is asked."""
+"""How long one broker may take to return a coordinator before the next broker is queried."""
 ANSWER_SECONDS: Final = 10.0
 """How long a coordinator may take to answer. Brokers hold a request for at most
 `offsets.commit.timeout.ms`, 5 s."""
 
 
 def look_up_at_each_broker(client: AIOKafkaClient, *, seconds: float = LOOKUP_SECONDS) -> None:
-    """Make the client ask one broker after the other for a coordinator, each for a short time.
+    """Make the client query one broker after the other for a coordinator, each for a short time.
 
-    Remove once aiokafka asks another broker if one does not answer.
+    Remove once aiokafka queries another broker if one does not answer.
     """
 
     async def look_up(kind: Any, key: str) -> Any:  # noqa: ANN401  # aiokafka is untyped

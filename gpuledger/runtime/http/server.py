@@ -186,13 +186,13 @@ class ClientConnection(H11Protocol):
         self._timer = self.loop.call_later(seconds, self.abort)
         self._is_read = False
         if not self._has_tls:
-            # In the loop's next iteration, data is received after all scheduled calls.
+            # A call that is scheduled by a scheduled call runs after the loop has received data.
             self.loop.call_soon(self.loop.call_soon, self._make_room)
             return
         self._make_room()
 
     def _make_room(self) -> None:
-        """Let this connection be replaced from now on, and replace those that wait too long."""
+        """Allow this connection to be replaced, and replace those that have waited longest."""
         self._is_read = True
         while len(self._waiting) > MAX_WAITING:
             longest = next(iter(self._waiting))
