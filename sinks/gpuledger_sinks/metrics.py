@@ -16,8 +16,8 @@ from gpuledger_sinks.registry import KINDS, REMOTE_WRITE, SinkKind
 
 LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_lag_seconds",
-    "Age of the oldest event read and not acknowledged by the receiver, in seconds; 0 if none"
-    " waits. Without Kafka, the time since its last answer.",
+    "Age of the oldest event that the receiver has not acknowledged, in seconds; 0 if none waits."
+    " Without Kafka, the time since its last answer.",
     ["sink"],
 )
 ACKNOWLEDGED_TIMESTAMP_SECONDS: Final = Gauge(

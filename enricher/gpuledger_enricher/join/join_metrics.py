@@ -139,8 +139,8 @@ PARTITIONS: Final = Gauge(
 )
 LAG_SECONDS: Final = Gauge(
     "gpuledger_join_lag_seconds",
-    "Age of the oldest sample read whose event is not published, in seconds; 0 if none waits."
-    " Without Kafka, the time since its last answer.",
+    "Age of the oldest sample whose event is not published, in seconds; 0 if none waits. Without"
+    " Kafka, the time since its last answer.",
 )
 MIN_AGE_SECONDS: Final = Gauge(
     "gpuledger_join_min_sample_age_seconds",
@@ -154,13 +154,13 @@ SEQ_AHEAD_TOTAL: Final = Counter(
 )
 NODES_UNBOOKED: Final = Gauge(
     "gpuledger_join_nodes_unprocessed",
-    "Number of nodes whose new samples have all counted as duplicates or been rejected as"
-    " `seq_ahead` for a minute; see the log event `node_seq_leapt`.",
+    "Number of nodes whose new samples were all skipped for a minute, as duplicates, `seq_ahead` or"
+    " overlapping; see `node_seq_leapt` and `samples_overlapped` in the log.",
 )
 NODE_UNRESPONSIVE_SINCE: Final = Gauge(
     "gpuledger_join_node_unresponsive_since_timestamp_seconds",
-    "Event time of the last sample of a node that has sent none for two minutes, in seconds since"
-    " the epoch; absent for deleted nodes.",
+    "Event time of the last sample of a node without samples for two minutes, in seconds since the"
+    " epoch; absent for deleted nodes.",
     ["cluster", "node"],
 )
 CLOCK_STEPS_TOTAL: Final = Counter(
@@ -172,7 +172,7 @@ CLOCK_STEPS_TOTAL: Final = Counter(
 count_from_zero(CLOCK_STEPS_TOTAL, direction=("ahead", "back"))
 NEW_CLUSTERS_TOTAL: Final = Counter(
     "gpuledger_join_new_clusters",
-    "Total number of clusters whose first sample came before any watermark of their podwatch.",
+    "Total number of clusters whose first sample came before any watermark that names the cluster.",
 )
 NODE_BEHIND_SECONDS: Final = Gauge(
     "gpuledger_join_node_behind_api_server_seconds",

@@ -57,12 +57,16 @@ class _NodeHistory:
 
 
 class UnbookedNodes:
-    """Finds nodes whose new ticks all stay unbooked: they count as duplicates or are rejected.
+    """Finds nodes whose new ticks all stay unbooked.
 
-    Within a boot, a node's `seq` never decreases, so a real duplicate is an old tick. If new ticks
-    count as duplicates, an earlier tick had a `seq` that the node has not reached yet. New ticks
-    are rejected if their `seq` runs too far ahead; then the booked ticks of this boot were not sent
-    by the node.
+    There are three causes:
+
+    - They count as duplicates. Within a boot, a node's `seq` never decreases, so a real duplicate
+      is an old tick. If new ticks count as duplicates, an earlier tick had a `seq` that the node
+      has not reached yet.
+    - They are rejected because their `seq` runs too far ahead. Then the node did not send the
+      booked ticks of this boot.
+    - They overlap booked ticks, because another writer covers the node's time.
 
     Whether a tick is new depends on the timestamp of its record and on the time of reading, not on
     the node's own time. Memory is bounded by the nodes that have a watermark.
@@ -85,7 +89,7 @@ class UnbookedNodes:
         return is_new and found.is_reported
 
     def observe_rejected(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
-        """Record that a tick was rejected because its `seq` runs too far ahead."""
+        """Record that a tick was not booked although it is not a duplicate."""
         self._observe_unbooked(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
 
     def _observe_unbooked(
@@ -261,8 +265,8 @@ class JoinObserver:
         node = node_key(sample)
         metrics.OVERLAPPING_TOTAL.inc()
         metrics.OVERLAPPING_SECONDS_TOTAL.inc(sample.interval_ns / NS_PER_SECOND)
-        # With two real agents, samples of one of them are booked, so the node does not count as
-        # unbooked. It does if a writer has covered its time with forged ticks.
+        # Ticks of one of two real agents are booked, so their node does not count as unbooked. If a
+        # writer covers the node's time with forged ticks, it does.
         self.observe_rejected(record, sample, now_ns=now_ns)
         if count := self._overlaps.count(node):
             _log.warning(
@@ -359,7 +363,7 @@ class JoinObserver:
         self._skew.observe_clock_step(node, seconds)
 
     def observe_new_cluster(self, node: str) -> None:
-        """Record that the first tick of a cluster came, and that no watermark names the cluster."""
+        """Record that the first tick of a cluster came before any watermark that names it."""
         metrics.NEW_CLUSTERS_TOTAL.inc()
         if count := self._new_clusters.count("new_cluster"):
             _log.info("cluster_appeared", **_names(node), count=count)

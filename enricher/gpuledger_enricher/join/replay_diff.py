@@ -127,7 +127,7 @@ class _Described(NamedTuple):
 
 
 def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
-    """Return each container that uses or holds GPUs, by its path in the event."""
+    """Return each container that uses a GPU, or to which a GPU is allocated, by its path."""
     pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
     found = {}
     for name, record in _POINTERS.items():

@@ -145,7 +145,7 @@ class StateRestorer:
         return frozenset(done)
 
     def take_moved(self) -> Mapping[TopicPartition, int]:
-        """Return the offsets that another program has committed, since the last call.
+        """Return and forget the offsets that another program has committed.
 
         The worker commits them, so that a gap is not reported at each start.
         """

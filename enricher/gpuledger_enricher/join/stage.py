@@ -246,7 +246,10 @@ class JoinStage:
         return self._watermarks[partition].read_before()
 
     def earlier_topic(self, partition: int) -> tuple[str, int] | None:
-        """Return the id of the samples topic that was recreated, and the offset read before."""
+        """Return the id of the samples topic before it was recreated, and the offset read before.
+
+        Returns `None` if the topic was not recreated.
+        """
         return self._watermarks[partition].earlier_topic()
 
     def drain_progress(self, partition: int) -> list[Message]:
@@ -362,7 +365,7 @@ class JoinStage:
         # A rejected tick is not booked; the gap of the next tick contains its time.
         if events:
             if watermark is None:
-                self._find_new_cluster(sample, watermarks)
+                self._report_new_cluster(sample, watermarks)
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._observer.observe_clock_step(node, step_seconds)
             watermarks.advance(
@@ -378,8 +381,8 @@ class JoinStage:
                 metrics.BEHIND_WATERMARK_TOTAL.inc()
         return events
 
-    def _find_new_cluster(self, sample: NodeSample, watermarks: NodeWatermarks) -> None:
-        """Report the cluster of a new node if no watermark names it; from then on, it is known.
+    def _report_new_cluster(self, sample: NodeSample, watermarks: NodeWatermarks) -> None:
+        """Report the cluster of a new node if no watermark names it; then count it as known.
 
         podwatch publishes a watermark of its cluster in each partition, and so does the join once
         it knows the cluster.

@@ -339,8 +339,8 @@ def _size_bytes(descriptions: PodDescriptions) -> int:
         descriptions.allocations
     )
     rows += _NAMESPACE_BYTES * len(descriptions.namespaces)
-    encoded = (encoded_pod for encoded_pod in descriptions.encoded if encoded_pod is not None)
-    return rows + 2 * texts + sum(len(memoryview(part)) for part in encoded)
+    encoded = (field for field in descriptions.encoded if field is not None)
+    return rows + 2 * texts + sum(len(memoryview(field)) for field in encoded)
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:

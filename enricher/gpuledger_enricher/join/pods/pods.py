@@ -40,8 +40,8 @@ MAX_PAST_VERSIONS: Final = 4_096
 """Maximum number of earlier versions per object. A pod whose labels change all the time gets a new
 version every few seconds."""
 SKEW_NS: Final = NS_PER_MINUTE
-"""Assumed difference between the clocks of a node and the API server: a pod may hold devices this
-long before its creation."""
+"""Assumed difference between the clocks of a node and the API server: devices may be allocated to a
+pod this long before its creation."""
 LINGER_NS: Final = 5 * NS_PER_SECOND
 """How long a kubelet may still list the devices of a pod that the API server no longer has."""
 NAMED_NS: Final = 10 * NS_PER_MINUTE
@@ -163,7 +163,10 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         return self.record.created_time_ns <= time_ns and not self.is_gone(time_ns)
 
     def may_hold(self, time_ns: int) -> bool:
-        """Return whether the pod may hold devices at a time, tolerating skew and slow kubelets."""
+        """Return whether devices may be allocated to the pod at a time.
+
+        Differences between clocks and the delay of kubelets are tolerated.
+        """
         is_made = self.record.created_time_ns <= time_ns + SKEW_NS
         return is_made and not self.is_gone(time_ns - LINGER_NS)
 
@@ -356,8 +359,9 @@ class ClusterObjects:
     def is_removed(self, node: str, time_ns: int) -> bool:
         """Return whether the API server had no such node at a time.
 
-        Returns false for a cluster without podwatch. Namespaces show whether a cluster has one,
-        because every worker has those of all clusters, but only the nodes of its partitions.
+        Returns false for a cluster without podwatch. Known namespaces show that a cluster has a
+        podwatch, because every worker has the namespaces of all clusters. Known nodes do not show
+        it, because a worker has only the nodes of its partitions.
         """
         has_podwatch = self.namespaces.has_cluster(split_key(node)[0])
         return has_podwatch and self.nodes.at(node, time_ns) is None

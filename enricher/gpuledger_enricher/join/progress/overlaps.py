@@ -5,8 +5,8 @@ overlap, the one that is read first is booked. The other one is not booked, and 
 because its values were measured for its whole interval.
 
 - **Ticks of one boot** are compared with the boot's last booked tick, by `seq` and by event time.
-  They overlap only if they do so by both clocks. If an agent shortens its lag, a tick covers more
-  time than has passed by `seq`, and event time can be set.
+  They overlap only if they do so by both clocks, because one clock can mislead. If an agent
+  shortens its lag, a tick covers more time than has passed by `seq`. Event time can be set.
 - **Ticks of different boots** are compared by event time, because nothing else relates two boots.
   Each boot covers the time from `covered_from_ns` to its last booked tick.
 

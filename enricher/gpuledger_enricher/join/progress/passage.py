@@ -116,12 +116,16 @@ class NodeWatermark(msgspec.Struct, gc=False):
     single_time_ns: int | None = None
     """Time of a later tick that is the only tick of another boot; `None` if there is none."""
     covered_from_ns: int | None = None
-    """Start of the time that the newest boot covers, see `overlaps`."""
+    """Start of the time that the newest boot covers, see `overlaps`; `None` in progress of older
+    versions."""
     topic_id: str | None = None
     """The id of the topic that has the tick at `offset`; `None` if it is unknown."""
 
     def newest(self) -> BootWatermark:
-        """Return the progress of the node's newest boot, in the form for earlier boots."""
+        """Return the progress of the newest boot in the form that is kept of earlier boots.
+
+        Without `covered_from_ns`: time that was covered before the next boot began does not count.
+        """
         return BootWatermark(
             self.boot_id,
             self.seq,
@@ -132,10 +136,10 @@ class NodeWatermark(msgspec.Struct, gc=False):
         )
 
     def goes_on_with(self, boot: BootWatermark) -> bool:
-        """Return whether the next tick of a kept boot makes it the newest one.
+        """Return whether the next tick of one of the other boots makes that boot the newest one.
 
-        This is its second tick, unless the newest boot was booked between the two. If it was, two
-        machines write as one node.
+        Its second tick does, unless a tick of the newest boot was booked between its two ticks. If
+        one was booked, two machines write as one node.
         """
         return boot.is_single and self.single_time_ns is not None
 

@@ -63,7 +63,9 @@ class NodeWatermarks:
         return self._watermarks.get(node)
 
     def read_before(self) -> int | None:
-        """Return the offset after the last booked tick; `None` if no booked tick is known.
+        """Return the offset after the last booked tick in the present topic.
+
+        Returns `None` if no booked tick is known.
 
         If all booked ticks are of an earlier topic of the same name, no tick of the present topic
         was read, and the offset is 0.
@@ -143,10 +145,12 @@ class NodeWatermarks:
         clock. A cluster without nodes in this partition is as complete as the partition. The same
         applies to a cluster whose nodes are all unresponsive while nodes of other clusters send
         ticks, such as a removed cluster. If no cluster is known, the default cluster is reported,
-        because an empty partition is complete too. The result has at most `MAX_CLUSTERS`, those
-        that have been known for longest. Otherwise, a writer that invents clusters could make the
-        join publish a watermark for each of them every few seconds. `is_at_end` means that all
-        records have been read. The cost is proportional to the number of nodes.
+        because an empty partition is complete too.
+
+        The result has at most `MAX_CLUSTERS` clusters, those that have been known for longest.
+        Otherwise, a writer that invents clusters could make the join publish a watermark for each
+        of them every few seconds. `is_at_end` means that all records have been read. The cost is
+        proportional to the number of nodes.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
