@@ -31,7 +31,8 @@ ExportFormat = Literal["strimzi", "acls"]
 Partitions = Annotated[
     int | None,
     Parameter(
-        help="Partitions of topics keyed by node; by default those of existing topics, or 12.",
+        help="Partitions of topics keyed by node; by default as many as existing topics have, or"
+        " 12.",
         validator=Number(gte=1),
     ),
 ]

@@ -133,8 +133,7 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
     _share_among(named, shared, question.share_split)
     if question.has_idle or question.share_idle:
         for (scope, is_selected), sums in idle.items():
-            # Costs whose idle was distributed are empty here. Without tenants to take it, idle
-            # remains.
+            # Sums whose cost was distributed are empty now. If no tenant could pay it, it remains.
             if sums.cost or sums.billed:
                 named[_Name(is_selected, _idle_name(scope, question))].add(sums)
     return _written({name.text: sums for name, sums in named.items() if name.is_selected}, bill)

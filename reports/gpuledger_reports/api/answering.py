@@ -175,7 +175,7 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
             else []
         ),
         *(
-            [f"GPUs with samples of a second node, which are not billed: {gpu_count(duplicate)}"]
+            [f"GPUs whose samples of a second node are not billed: {gpu_count(duplicate)}"]
             if duplicate
             else []
         ),

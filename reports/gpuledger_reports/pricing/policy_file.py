@@ -79,7 +79,7 @@ def parse_policy(text: str) -> BillPolicy:
         raise PolicyError([f"invalid YAML: {shorten_middle(str(error))}"]) from error
     content = {} if content is None else content
     mistakes = list(mistakes_in(content, BillPolicy))
-    mistakes += _between_the_right(content, mistakes)
+    mistakes += _mistakes_between_parts(content, mistakes)
     messages = [*lines.twice, *(f"{lines.name(path)}: {what}" for path, what in mistakes)]
     if messages:
         # Each message begins with `line N: `.
@@ -87,28 +87,28 @@ def parse_policy(text: str) -> BillPolicy:
     return msgspec.convert(content, BillPolicy)
 
 
-def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mistake]:  # noqa: ANN401  # any YAML
+def _mistakes_between_parts(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mistake]:  # noqa: ANN401  # any YAML
     """Yield the mistakes that appear only if a file's parts are checked against each other.
 
-    Sections and rows with mistakes of their own are left out of this check, so that all mistakes of
-    a file are reported at once.
+    Sections and rows with mistakes of their own (`mistakes`) are left out of this check, so that
+    all mistakes of a file are reported at once.
     """
     wrong = {path[:2] for path, _ in mistakes}
     if () in wrong:
         return
     kept: dict[str, Any] = {}
-    stood: dict[Steps, Steps] = {}
+    in_file: dict[Steps, Steps] = {}
     # Keys may be any YAML value, but steps of paths are strings.
     for section, rows in ((str(key), rows) for key, rows in content.items()):
         if isinstance(rows, list) and (section,) not in wrong:
             right = [at for at in range(len(rows)) if (section, at) not in wrong]
-            stood |= {(section, now): (section, at) for now, at in enumerate(right)}
+            in_file |= {(section, now): (section, at) for now, at in enumerate(right)}
             kept[section] = [rows[at] for at in right]
         elif not any(path[0] == section for path in wrong):
             kept[section] = rows
     invalid = {str(path[0]) for path in wrong}
     for path, what in mistakes_of(msgspec.convert(kept, BillPolicy), invalid=invalid):
-        yield (*stood.get(path[:2], path[:2]), *path[2:]), what
+        yield (*in_file.get(path[:2], path[:2]), *path[2:]), what
 
 
 class _ExactLoader(yaml.SafeLoader):

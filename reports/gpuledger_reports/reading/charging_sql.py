@@ -311,9 +311,9 @@ WHERE (stays.cluster, stays.node) <> (here.cluster, here.node)
 GROUP BY here.cluster, here.node, physical_gpu, hour_us, first_us, last_us
 HAVING sum(least(end_us, last_us) - greatest(begin_us, first_us)) >= last_us - first_us
 """  # noqa: S608  # our own names
-"""SQL that makes `elsewhere`: the hours of a GPU that has rows of one node, but was in other nodes
-for the whole hour. Stays of a GPU in several nodes do not overlap, so their times are summed. If it
-was in other nodes for a part of the hour, time is limited instead, see `hours_sql`."""
+"""SQL that makes `elsewhere`: the hours in which a GPU has rows of one node, but was in other nodes
+for the whole hour. Stays of a GPU in several nodes do not overlap, so their times are summed. If a
+GPU was in other nodes for only a part of the hour, `hours_sql` limits its time instead."""
 GPUS_ELSEWHERE: Final = (
     "SELECT cluster, node, physical_gpu, greatest(hour_us, $begin_us) FROM elsewhere"
 )
@@ -677,8 +677,8 @@ class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
     idle: int
 
 
-# Time that was not billed to a party is first unused, up to the allocated time that was not billed.
-# The rest is unknown, up to the time whose allocation is unknown, and then idle.
+# Time that no party pays for is first unused, up to the allocated time that was not billed. Then it
+# is unknown, up to the time whose allocation is unknown. The rest is idle.
 def complex_idle_sql(detail: Detail) -> str:
     """Return the SQL of the units of complex hours that no party pays for, as `ComplexIdleRow`."""
     return f"""

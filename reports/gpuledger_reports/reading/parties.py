@@ -4,7 +4,7 @@ from typing import Final, Literal, NamedTuple
 
 PartyKind = Literal["nobody", "unknown", "pod", "job", "host", "unattributed"]
 NO_PARTIES: Final = frozenset({"nobody", "unknown"})
-"""The kinds of rows of time that was not allocated, or whose allocation is unknown."""
+"""The kinds of rows without a party: their time was not allocated, or its allocation is unknown."""
 
 
 class PartyKey(NamedTuple):

@@ -137,9 +137,9 @@ FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cl
 
 
 def with_allocatees_sql(rows: str) -> str:
-    """Return the SQL of rows, without the UIDs of allocatees that are in `other_pods`.
+    """Return the SQL of rows in which allocations in `other_pods` have no UID.
 
-    Such an allocation belongs to the pod that had its name.
+    Such an allocation then belongs to the pod that had the allocation's pod name.
     """
     return f"""
 SELECT each.* REPLACE (

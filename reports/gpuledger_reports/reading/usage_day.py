@@ -11,7 +11,7 @@ the results that are made from it ("For"):
 - `usage_parts` (`parts_sql`): the sum of rows that the bill groups. For sums and parties.
 - `node_classes` (`_open_rows`): a node, and the node that represents it. For sums and devices.
 - `devices` (`DEVICES`): a GPU or instance, with one shape and model. For all below.
-- `elsewhere` (`ELSEWHERE`): an hour of a GPU that was in another node. For `usage_raw`.
+- `elsewhere` (`ELSEWHERE`): an hour that a GPU spent in other nodes. For `usage_raw`.
 - `gpu_models` (`GPU_MODELS`): an hour of a GPU whose rows have another model. For `usage_raw`.
 - `device_hours` (`hours_sql`): a device's hour, and whether it is complex. For charges and GPUs.
 - `parties` (`_load_parties`): a party of rows, with its number and basis. For the next one.
@@ -19,8 +19,9 @@ the results that are made from it ("For"):
 
 The first three relations are made again if other records contain a container's pod (`containers`),
 a pod's name (`row_names`), or a physical GPU's model. They are also made again if an allocation has
-the UID of another pod (`other_pods`), or if a GPU was in another node (`elsewhere`). After a change
-of model or node, `devices` is also made again. The other relations are made once a day.
+the UID of another pod (`other_pods`), or if a GPU with rows of one node may have been in another
+node (`elsewhere`). In the last case, and after a change of model, `devices` is also made again. The
+other relations are made once a day.
 `mark_special_sql` marks further hours as complex by the parties' bases; if all parties pay by
 allocated time, only the parties of complex hours are loaded. `mark_other_users_sql` marks hours in
 which a party without an allocation used a device; `used_by_others_sql` then divides this use among
@@ -149,7 +150,7 @@ def rows_of(
 ) -> Iterator[UsageRow]:
     """Yield the rows behind the sums for which `belongs` is true, ordered by hour, node and GPU.
 
-    Rows are distinguished by all properties: `needs` only provides its functions about pods.
+    Rows are distinguished by all properties. Only the functions about pods are taken from `needs`.
     """
     needs = ALL_NEEDED._replace(is_known_pod=needs.is_known_pod, is_other_pod=needs.is_other_pod)
     for day in _days_with_changes(window, changes):

@@ -50,7 +50,7 @@ def effective_versions(versions: Iterable[V]) -> list[V]:
             found.append(version)
         elif before.deleted_us is None:
             is_deletion = version.deleted_us is not None
-            found.append(_with_words_of(before, version) if is_deletion else version)
+            found.append(_with_facts_of(before, version) if is_deletion else version)
         elif version.deleted_us is None:
             # If the deletion is the first version, it stays in force for the time before it.
             if len(found) > 1:
@@ -68,6 +68,6 @@ def version_at(versions: Sequence[V], time_us: int) -> V:
     return versions[max(0, at - 1)]
 
 
-def _with_words_of(before: V, deletion: V) -> V:
-    words = zip(before, deletion, strict=True)
-    return type(deletion)._make(old if new is None else new for old, new in words)
+def _with_facts_of(before: V, deletion: V) -> V:
+    facts = zip(before, deletion, strict=True)
+    return type(deletion)._make(old if new is None else new for old, new in facts)

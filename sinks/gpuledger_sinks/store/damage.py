@@ -62,7 +62,8 @@ def storage_errors(uri: str) -> Iterator[None]:
         cause = explain(error, uri)
         if _NO_SPACE in cause:
             raise DiskFullError(f"store {uri}: {cause}") from error
-        # A table that cannot be created only lacks its log in deltalake's error.
+        # If a full disk prevents the creation of a table, deltalake only reports that the table has
+        # no log.
         if is_disk_full(uri):
             raise DiskFullError(f"store {uri}: {_NO_SPACE}: {cause}") from error
         raise ReceiverUnavailableError(f"store {uri}: {cause}") from error
