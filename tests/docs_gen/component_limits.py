@@ -28,6 +28,7 @@ import gpuledger_agent.host.kubelet.pod_labels
 import gpuledger_agent.host.kubelet.pod_list
 import gpuledger_agent.host.node_pods
 import gpuledger_enricher.join.booking.late_adjustments
+import gpuledger_enricher.join.observer
 import gpuledger_enricher.join.pods.describe
 import gpuledger_enricher.join.pods.pending
 import gpuledger_enricher.join.pods.pods
@@ -285,6 +286,12 @@ COMPONENT_LIMITS: Final = (
                 gpuledger_enricher.join.progress.passage,
                 "UNRESPONSIVE_NS",
                 "Watermarks do not wait for the node.",
+            ),
+            Limit(
+                "Unresponsive nodes of a partition that the metrics show",
+                gpuledger_enricher.join.observer,
+                "MAX_NODES_SHOWN",
+                "Further nodes have no series, so `GpuledgerNodeUnresponsive` does not name them.",
             ),
             Limit(
                 "Time by which a sample may run ahead",

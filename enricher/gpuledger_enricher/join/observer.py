@@ -31,7 +31,7 @@ NAMES_SHOWN: Final = 4
 """Maximum number of names of a pod in a log line: its UID and a few of its container ids."""
 NAME_CHARACTERS: Final = 100
 MAX_NODES_SHOWN: Final = 100
-"""Maximum number of unresponsive nodes of a partition that have a series of their own."""
+"""Maximum number of unresponsive nodes of a partition that have a series each."""
 # Longer than a scrape interval, so that a minimum is not replaced before it is scraped.
 _WINDOW_NS: Final = 300 * NS_PER_SECOND
 _log = structlog.get_logger(__name__)
