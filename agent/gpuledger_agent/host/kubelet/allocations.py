@@ -308,7 +308,7 @@ class Allocations:
                 KUBELET_ERRORS.labels(reason=error.reason).inc()
                 self._is_found = self._is_found or error.reason != "missing"
                 self._is_absent = self._settings.enabled == "auto" and not self._is_found
-                self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
+                self._report_failure(f"the kubelet at {self._settings.socket}: {error}")
                 # Not a `RetryingCaller`, because a tick starts the retry, and a failure only fails
                 # the check if the last success was too long ago.
                 self._is_wanted = True
@@ -337,6 +337,7 @@ class Allocations:
             self._allocatable = there
 
     def _ingest(self, answer: bytes) -> None:
+        """Use a response: update the pods with devices, and the check."""
         # Most responses equal the previous one, byte for byte, and need not be parsed.
         if self._answered_ns is None or answer != self._answer:
             try:
@@ -384,8 +385,8 @@ class Allocations:
                 for one in devices
             ]
 
-    def _evaluate_failure(self, detail: str) -> None:
-        """Set the check after a failed query.
+    def _report_failure(self, detail: str) -> None:
+        """Set the check after a failed query, and log the first one if the node has no kubelet.
 
         If there was no response yet, the check fails unless `kubelet.enabled` is `auto`. Otherwise
         the check fails if the last response is too old.

@@ -55,30 +55,33 @@ def overlap_ns(sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: i
         passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
         if sample.interval_ns - passed_ns <= MIN_GAP_NS and not watermark.before:
             return None
-        overlap = _with_previous(sample, seq=watermark.seq, time_ns=watermark.time_ns)
+        overlap = _with_previous_ns(sample, seq=watermark.seq, time_ns=watermark.time_ns)
     else:
         boot = next((each for each in watermark.before if each.boot_id == sample.boot_id), None)
         # A new boot, or one that continues after the newest boot.
         if boot is None or watermark.goes_on_with(boot):
             return None
-        overlap = _with_previous(sample, seq=boot.seq, time_ns=boot.time_ns)
-        overlap = max(overlap, _common(sample, watermark, now_ns=now_ns))
+        overlap = _with_previous_ns(sample, seq=boot.seq, time_ns=boot.time_ns)
+        overlap = max(overlap, _with_boot_ns(sample, watermark, now_ns=now_ns))
     for other in watermark.before:
         if other.covered_from_ns is not None and other.boot_id != sample.boot_id:
-            overlap = max(overlap, _common(sample, other, now_ns=now_ns))
+            overlap = max(overlap, _with_boot_ns(sample, other, now_ns=now_ns))
     return overlap if overlap > MIN_GAP_NS else None
 
 
-def _with_previous(sample: NodeSample, *, seq: int, time_ns: int | None) -> int:
-    """Return by how much a tick overlaps the last booked tick of its boot, by both clocks."""
+def _with_previous_ns(sample: NodeSample, *, seq: int, time_ns: int | None) -> int:
+    """Return by how much a tick overlaps the last booked tick of its boot, by both clocks.
+
+    The result is negative if the ticks are apart.
+    """
     by_seq = sample.interval_ns - (sample.seq - seq) * NS_PER_MS
     if by_seq <= MIN_GAP_NS or time_ns is None:
         return by_seq
     return min(by_seq, sample.interval_ns - (sample.time_ns - time_ns))
 
 
-def _common(sample: NodeSample, boot: NodeWatermark | BootWatermark, *, now_ns: int) -> int:
-    """Return how much of a tick is in the time that another boot covers."""
+def _with_boot_ns(sample: NodeSample, boot: NodeWatermark | BootWatermark, *, now_ns: int) -> int:
+    """Return by how much a tick overlaps the time that another boot covers; negative if apart."""
     # Absent in progress of older versions.
     if boot.covered_from_ns is None or boot.time_ns is None:
         return _NEVER
