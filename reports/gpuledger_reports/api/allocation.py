@@ -48,7 +48,7 @@ _COSTLESS: Final = (
 
 
 @dataclass(kw_only=True)
-class _Costs:
+class _Sums:
     """The sums of GPU time and cost of some lines; times are in the units of bills.
 
     First, an allocation has sums for each cluster or node. Later, these are added up.
@@ -69,7 +69,7 @@ class _Costs:
     def cost(self) -> Fraction:
         return self.gpu_cost + self.idle_cost + self.shared_cost
 
-    def add(self, other: "_Costs") -> None:
+    def add(self, other: "_Sums") -> None:
         # The sum keeps only the properties that are equal in all its parts.
         theirs = other.properties or {}
         mine = theirs if self.properties is None else self.properties
@@ -112,20 +112,20 @@ def dimensions_for(
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
     """Return a bill's allocations as OpenCost formats them, by name; empty without usage."""
-    tenants: dict[_Key, _Costs] = defaultdict(_Costs)
-    idle: dict[tuple[_Scope, bool], _Costs] = defaultdict(_Costs)
-    shared: dict[_Name, _Costs] = defaultdict(_Costs)
+    tenants: dict[_Key, _Sums] = defaultdict(_Sums)
+    idle: dict[tuple[_Scope, bool], _Sums] = defaultdict(_Sums)
+    shared: dict[_Name, _Sums] = defaultdict(_Sums)
     for line in bill.lines:
         values = dict(zip(bill.by, line.values, strict=True))
         scope = (values["cluster"], *([values["node"]] if question.idle_by_node else []))
         if _is_nobodys(line, values, is_of_device=bill.policy.policy.is_of_device):
             # Idle lines have special values in tenant dimensions, which filters must not match.
             is_selected = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
-            idle[scope, is_selected].add(_costs_of(line, _scope_properties(scope)))
+            idle[scope, is_selected].add(_sums_of(line, _scope_properties(scope)))
         elif _is_shared(values, question):
-            shared[_name(question, values)].add(_costs_of(line, _properties(question, values)))
+            shared[_name(question, values)].add(_sums_of(line, _properties(question, values)))
         else:
-            sums = _costs_of(line, _properties(question, values), model=values["model"])
+            sums = _sums_of(line, _properties(question, values), model=values["model"])
             tenants[scope, _name(question, values)].add(sums)
     if question.share_idle:
         _share_idle(tenants, idle, question.share_idle)
@@ -149,8 +149,8 @@ def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str],
     )
 
 
-def _costs_of(line: BillLine, properties: dict[str, Any], *, model: str | None = None) -> _Costs:
-    return _Costs(
+def _sums_of(line: BillLine, properties: dict[str, Any], *, model: str | None = None) -> _Sums:
+    return _Sums(
         billed=line.billed,
         allocated=line.allocated,
         used=line.used,
@@ -206,7 +206,7 @@ def _idle_name(scope: _Scope, question: AllocationQuestion) -> str:
 
 
 def _share_idle(
-    tenants: dict[_Key, _Costs], idle: dict[tuple[_Scope, bool], _Costs], split: Split
+    tenants: dict[_Key, _Sums], idle: dict[tuple[_Scope, bool], _Sums], split: Split
 ) -> None:
     """Distribute the idle of each cluster or node among the tenants that had GPUs in it."""
     # Find all weights first, because distributing the first pool changes the costs.
@@ -219,10 +219,10 @@ def _share_idle(
         for taker, weight in zip(by_scope[scope], weights, strict=True):
             taker.idle_cost += unused.cost * weight
         if any(weights):
-            idle[scope, is_selected] = _Costs(properties=unused.properties)
+            idle[scope, is_selected] = _Sums(properties=unused.properties)
 
 
-def _share_among(named: dict[_Name, _Costs], shared: Mapping[_Name, _Costs], split: Split) -> None:
+def _share_among(named: dict[_Name, _Sums], shared: Mapping[_Name, _Sums], split: Split) -> None:
     takers = list(named.values())
     weights = _weights(takers, split)
     if not any(weights):
@@ -235,7 +235,7 @@ def _share_among(named: dict[_Name, _Costs], shared: Mapping[_Name, _Costs], spl
         taker.shared_cost += total * weight
 
 
-def _weights(takers: Sequence[_Costs], split: Split) -> list[Fraction]:
+def _weights(takers: Sequence[_Sums], split: Split) -> list[Fraction]:
     """Return the part of a cost that each taker pays; the parts sum to 1.
 
     With a split by cost, all parts are 0 if the takers' costs sum to 0.
@@ -247,14 +247,14 @@ def _weights(takers: Sequence[_Costs], split: Split) -> list[Fraction]:
     return [cost / total for cost in costs] if total else [Fraction(0) for _ in takers]
 
 
-def _fold(pairs: Iterable[tuple[_Name, _Costs]]) -> dict[_Name, _Costs]:
-    found: dict[_Name, _Costs] = defaultdict(_Costs)
+def _fold(pairs: Iterable[tuple[_Name, _Sums]]) -> dict[_Name, _Sums]:
+    found: dict[_Name, _Sums] = defaultdict(_Sums)
     for name, sums in pairs:
         found[name].add(sums)
     return found
 
 
-def _written(named: Mapping[str, _Costs], bill: Bill) -> dict[str, dict[str, Any]]:
+def _written(named: Mapping[str, _Sums], bill: Bill) -> dict[str, dict[str, Any]]:
     ordered = sorted(named.items())
     parts = [
         part for _, sums in ordered for part in (sums.gpu_cost, sums.idle_cost, sums.shared_cost)
@@ -266,7 +266,7 @@ def _written(named: Mapping[str, _Costs], bill: Bill) -> dict[str, dict[str, Any
     }
 
 
-def _allocation(name: str, sums: _Costs, costs: Sequence[Decimal], bill: Bill) -> dict[str, Any]:
+def _allocation(name: str, sums: _Sums, costs: Sequence[Decimal], bill: Bill) -> dict[str, Any]:
     gpu_cost, idle_cost, shared_cost = costs
     window = Window(bill.window.begin_us, max(bill.window.begin_us, bill.end_us))
     minutes = Fraction(window.end_us - window.begin_us, _MINUTE_US)
@@ -295,7 +295,7 @@ def _allocation(name: str, sums: _Costs, costs: Sequence[Decimal], bill: Bill) -
     }
 
 
-def _efficiency(sums: _Costs) -> Fraction:
+def _efficiency(sums: _Sums) -> Fraction:
     """Return used over allocated time.
 
     Without allocated time, return 1 if GPU time was used and has a cost, else 0, as OpenCost does.
@@ -305,7 +305,7 @@ def _efficiency(sums: _Costs) -> Fraction:
     return Fraction(1 if sums.used and sums.cost else 0)
 
 
-def _gpu_allocation(sums: _Costs, minutes: Fraction) -> dict[str, Any] | None:
+def _gpu_allocation(sums: _Sums, minutes: Fraction) -> dict[str, Any] | None:
     if not sums.models or not minutes:
         return None
     allocated, used = (
