@@ -405,7 +405,9 @@ def _assign(
 ) -> dict[str, AbstractSet[object]]:
     """Return the devices of the pods of one name, by UID.
 
-    `lists` are the devices of the listed pods; `known` are those of pods known before.
+    `lists` are the devices of the listed pods; `known` are those of pods known before. `running`
+    are the running pods that must be in the list, and `may_be_listed` all pods that it may contain.
+    A pod gets its devices only if they are certain.
     """
     if len(lists) == 1 and len(running) == 1:
         return dict.fromkeys(running, lists[0])

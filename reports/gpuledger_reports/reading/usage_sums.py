@@ -454,7 +454,7 @@ class UsageReader:
     ) -> dict[Node, int]:
         if not nodes:
             return {}
-        self.load("asked_nodes", dict.fromkeys(("cluster", "node"), "VARCHAR"), nodes)
+        self.load("queried_nodes", dict.fromkeys(("cluster", "node"), "VARCHAR"), nodes)
         tables = [
             f"SELECT cluster, node, {column} AS time FROM {relation(files)}"  # noqa: S608  # quoted files
             for table, column in ((USAGE.name, "minute"), (USAGE_HOURLY.name, "hour"))
@@ -462,7 +462,7 @@ class UsageReader:
         ]
         rows = self.query(
             f"SELECT cluster, node, epoch_us(min(time)) FROM ({' UNION ALL '.join(tables)})"  # noqa: S608  # quoted files
-            " SEMI JOIN asked_nodes USING (cluster, node) GROUP BY ALL"
+            " SEMI JOIN queried_nodes USING (cluster, node) GROUP BY ALL"
         )
         return {(cluster, node): first_us for cluster, node, first_us in rows}
 
