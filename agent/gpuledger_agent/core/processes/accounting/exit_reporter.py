@@ -6,9 +6,9 @@ that a tick covers ends before the tick. An exit therefore waits for a tick whos
 includes the process's end. Exits that cannot be reported correctly are left out and counted.
 
 `GpuHistory` keeps, for each GPU, the busy time of its processes in the last ticks, and the busy
-time that belongs to no process (the unclaimed time). It divides busy time in the same way as the
-consumers of ticks, so that a process's reported use and the unclaimed time never contain the same
-seconds. Memory is bounded by the processes on the GPUs and by two minutes of ticks.
+time that belongs to no process (the unclaimed time). As in the join, a tick with an identified
+process has no unclaimed time, so a process's reported use and the unclaimed time never contain the
+same seconds. Memory is bounded by the processes on the GPUs and by two minutes of ticks.
 """
 
 from collections import Counter, deque
@@ -184,11 +184,12 @@ def split(whole: int, weights: Sequence[int]) -> list[int]:
 def split_busy_ns(
     busy_ns: int, processes: Sequence[GpuProcess], interval_ns: int
 ) -> Iterator[tuple[GpuProcess, int]]:
-    """Yield each process with the busy time that consumers of the tick attribute to it.
+    """Yield each process with the busy time that the tick shows for it.
 
     If all processes on the GPU belong to one container or to the host, they get all of the GPU's
     busy time (`busy_ns`), split in proportion to their samples, or equally without samples. If
-    several containers share the GPU, each process gets the use that its own samples show.
+    several containers share the GPU, each process gets the use that its own samples show. The join
+    also fits these shares to the GPU's busy time.
     """
     parts = [_parts(process.sm_utilization_ratio) for process in processes]
     # Both the host and an unreadable process have no container, but they are different owners.
