@@ -13,7 +13,7 @@ from typing import Final
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 
-SILENCE_SECONDS: Final = 30.0
+UNAVAILABLE_SECONDS: Final = 30.0
 """Time without an answer after which the bus counts as unavailable; consumers poll every second."""
 
 
@@ -29,7 +29,7 @@ class Lag:
     - The time since further records arrived on it, if it cannot be polled.
 
     The lag is never less than the time for which the bus has withheld existing records. If the bus
-    has not answered for `SILENCE_SECONDS`, the lag is at least the time since its last answer.
+    has not answered for `UNAVAILABLE_SECONDS`, the lag is at least the time since its last answer.
     """
 
     def __init__(self, *, clock: Clock) -> None:
@@ -48,7 +48,7 @@ class Lag:
         event that is done, or of a later poll that reached the partition's end."""
         self._at_end: frozenset[TopicPartition] = frozenset()
         self._answered_ns: int | None = None
-        """When the bus last answered for all partitions, in ns since the epoch."""
+        """When the bus last answered for all partitions, by the monotonic clock."""
 
     def polled(
         self,
@@ -82,7 +82,7 @@ class Lag:
 
         The first call must come before the first poll, so that an outage at the start counts.
         """
-        self._answered_ns = self._clock.time_ns()
+        self._answered_ns = self._clock.monotonic_ns()
 
     def ends(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Record the current end offsets of partitions that cannot be polled."""
@@ -139,12 +139,11 @@ class Lag:
         unread = self._reached_ms.keys() - self._at_end - first_ms.keys()
         reached_ms = [self._reached_ms[partition] for partition in unread]
         oldest_ms = min([*first_ms.values(), *reached_ms, *self._arrived_ms.values()], default=None)
-        now_ns = self._clock.time_ns()
         seconds = [self._withheld_seconds()]
         if oldest_ms is not None:
-            seconds.append(now_ns / NS_PER_SECOND - oldest_ms / 1e3)
+            seconds.append(self._clock.time_ns() / NS_PER_SECOND - oldest_ms / 1e3)
         if self._answered_ns is not None:
-            silent_seconds = (now_ns - self._answered_ns) / NS_PER_SECOND
-            if silent_seconds > SILENCE_SECONDS:
+            silent_seconds = (self._clock.monotonic_ns() - self._answered_ns) / NS_PER_SECOND
+            if silent_seconds > UNAVAILABLE_SECONDS:
                 seconds.append(silent_seconds)
         return max(seconds)

@@ -1,5 +1,7 @@
 """How far behind a consumer is: lag grows during an outage and is zero if nothing waits."""
 
+import pytest
+
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.lag import Lag
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
@@ -166,6 +168,19 @@ def test_while_the_bus_does_not_answer_the_lag_is_the_time_since_its_last_answer
     assert shown == [60 * minute for minute in range(1, 10)]
     lag.answered()
     assert lag.seconds() == 0
+
+
+@pytest.mark.parametrize("set_by_seconds", [-3600, 3600])
+def test_setting_the_clock_is_not_taken_for_silence_and_does_not_hide_it(
+    set_by_seconds: int,
+) -> None:
+    clock = ManualClock()
+    lag = Lag(clock=clock)
+    lag.answered()
+    clock.set_by_ns = set_by_seconds * SECOND_NS
+    assert lag.seconds() == 0
+    clock.advance(60)
+    assert lag.seconds() == 60
 
 
 def test_a_bus_that_answers_between_polls_is_not_silent() -> None:

@@ -260,6 +260,8 @@ class ManualClock:
 
     def __init__(self, now_ns: int = START_NS) -> None:
         self.now_ns = now_ns
+        self.set_by_ns = 0
+        """By how much the wall clock was set."""
         self.slept: list[float] = []
 
     def advance(self, seconds: float) -> bool:
@@ -268,7 +270,7 @@ class ManualClock:
         return True
 
     def time_ns(self) -> int:
-        return self.now_ns
+        return self.now_ns + self.set_by_ns
 
     def monotonic_ns(self) -> int:
         return self.now_ns
