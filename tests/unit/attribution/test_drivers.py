@@ -259,7 +259,9 @@ def test_a_window_that_rounds_to_zero_is_not_mistaken_for_the_latest_one(process
         pytest.param(0.05, 0.05, marks=pytest.mark.extended),
     ],
 )
-@pytest.mark.parametrize(("window_seconds", "unknown"), [(1 / 6, 0.1), (0.25, 0.1), (1.0, 0.7)])
+@pytest.mark.parametrize(
+    ("window_seconds", "unknown"), [(1 / 6, 0.1), (0.25, 0.1), (1 / 3, 0.1), (0.5, 0.6), (1.0, 0.7)]
+)
 def test_a_gap_between_samples_of_rare_use_is_not_mistaken_for_a_window(
     load: float, kernel: float, window_seconds: float, unknown: float, processes: str
 ) -> None:

@@ -71,6 +71,11 @@ class StampGap(NamedTuple):
     """Whether the driver is known to have omitted a window in the gap, so that the gap spans at
     least two windows."""
 
+    def is_multiple(self, window_us: float) -> bool:
+        """Return whether windows of this length can fill the gap."""
+        windows = self.length_us / window_us
+        return abs(windows - round(windows)) <= _ODD_PARTS and round(windows) > self.has_idle
+
 
 class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An estimate of the length of a driver's sampling windows, from the stamps of its samples.
@@ -100,7 +105,8 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def is_doubtful(self) -> bool:
         """Whether the length is unknown and all gaps are alike, so that each may be one window."""
         lengths = [gap.length_us for gap in self.gaps if not gap.has_idle]
-        return self.length_us is None and bool(lengths) and max(lengths) <= _ALIKE * min(lengths)
+        are_alike = bool(lengths) and max(lengths) <= _ALIKE * min(lengths)
+        return self.length_us is None and are_alike and _are_multiples(self.gaps, _median(lengths))
 
     def interrupt(self) -> "WindowLength":
         """Return the estimate without the newest stamp.
@@ -154,23 +160,32 @@ def _by_shortest(known: WindowLength, gaps: Sequence[StampGap]) -> WindowLength 
         alike = [one for one in lengths if shortest_us <= one <= _ALIKE * shortest_us]
         found_us = _median(alike)
         if found_us >= _ALIKE * known.usual_us:
-            return _by_odd(known, alike)
+            return _by_multiples(known, gaps, found_us)
         if len(alike) >= enough:
             is_confirmed = known.is_confirmed or len(alike) >= _GAPS_TO_LEARN
             return replace(known, length_us=found_us, is_confirmed=is_confirmed)
     return None
 
 
-def _by_odd(known: WindowLength, shortest: Sequence[int]) -> WindowLength | None:
-    """Return a longer estimate if the shortest gaps are not a multiple of the known length.
+def _by_multiples(
+    known: WindowLength, gaps: Sequence[StampGap], shortest_us: float
+) -> WindowLength | None:
+    """Return a longer estimate if all gaps are multiples of the shortest ones, `shortest_us`.
 
-    Otherwise return `None`, because such gaps may span several windows of the known length.
+    Otherwise return `None`, because such gaps may span several windows of the known length. A few
+    gaps suffice that are not multiples of the known length.
     """
-    found_us = _median(shortest)
-    parts = found_us / known.usual_us
-    is_odd = abs(parts - round(parts)) > _ODD_PARTS
-    is_shown = is_odd and len(shortest) >= _GAPS_TO_LEARN and not known.is_confirmed
-    return replace(known, length_us=found_us, is_confirmed=True) if is_shown else None
+    if known.is_confirmed or not _are_multiples(gaps, shortest_us):
+        return None
+    odd = sum(not gap.is_multiple(known.usual_us) for gap in gaps)
+    is_shown = odd >= _GAPS_TO_LEARN or (
+        len(gaps) >= _ALIKE_TO_LEARN and known.answers >= _ANSWERS_TO_LEARN
+    )
+    return replace(known, length_us=shortest_us, is_confirmed=True) if is_shown else None
+
+
+def _are_multiples(gaps: Sequence[StampGap], window_us: float) -> bool:
+    return all(gap.is_multiple(window_us) for gap in gaps)
 
 
 def _by_latest(known: WindowLength, *, skips_idle: bool) -> WindowLength | None:

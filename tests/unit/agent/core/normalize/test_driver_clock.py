@@ -1,7 +1,7 @@
 """The interval of the driver's time that a tick covers, whatever the two clocks do."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -96,17 +96,21 @@ def test_a_stopped_driver_clock_covers_no_time_twice() -> None:
     assert covered <= 10**6
 
 
-def learned(*answers: Sequence[int], idle_after: int = 0) -> float | None:
+def learn(window: WindowLength, gaps: Sequence[int], stamp: int = 10**9) -> WindowLength:
+    """Return the estimate after an answer with these gaps in ms.
+
+    A negative gap has its length without the sign; the driver omitted an idle window in it.
+    """
+    stamps = list(accumulate((abs(gap) * 1000 for gap in gaps), initial=stamp))
+    idle_after = [at for at, gap in zip(stamps, gaps, strict=False) if gap < 0]
+    return window.learn(sampled(*stamps), before_us=0, idle_after=idle_after)
+
+
+def learned(*answers: Sequence[int]) -> float | None:
     """Return the window length in ms learned from gaps in ms, given per query; normally 166.667."""
-    window, stamp = WindowLength(), 10**9
+    window = WindowLength()
     for gaps in answers:
-        stamps = [stamp]
-        for gap in gaps:
-            stamps.append(stamps[-1] + gap * 1000)
-        stamp = stamps[-1]
-        window = window.learn(
-            sampled(*stamps), before_us=0, idle_after=[*stamps] if idle_after else ()
-        )
+        window = learn(window, gaps, window.newest_us or 10**9)
     return None if window.length_us is None else window.length_us / 1000
 
 
@@ -126,6 +130,10 @@ def learned(*answers: Sequence[int], idle_after: int = 0) -> float | None:
         ("a second, after six equal gaps in three queries", [[1000] * 2] * 3, 1000),
         ("but not after one query", [[1000] * 40], None),
         ("nor after five gaps", [[1000, 1000], [1000], [1000, 1000]], None),
+        ("gaps with idle windows count too", [[250, -1000], [-750, 250]], 250),
+        ("a third of a second, after six multiples", [[333, -667], [-1000, 333], [-667] * 2], 333),
+        ("but not if one gap is not a multiple", [[333, -667], [-500, 333], [-667] * 2], None),
+        ("nor if a gap as short had an idle window", [[333, -667], [-333, 333], [-667] * 2], None),
     ],
 )
 def test_the_window_length_is_learned_from_the_gaps(
@@ -135,21 +143,26 @@ def test_the_window_length_is_learned_from_the_gaps(
 
 
 def test_gaps_of_a_second_do_not_prove_windows_of_a_second() -> None:
-    assert learned(*[[1000] * 3] * 5, idle_after=1) is None
+    assert learned(*[[-1000] * 3] * 5) is None
 
 
 @pytest.mark.parametrize(
     ("gaps", "expected"),
-    [([], False), ([1000], True), ([500, 1000], False), ([1000, 166], False)],
+    [
+        ([], False),
+        ([1000], True),
+        ([500, 1000], False),
+        ([1000, 166], False),
+        ([500, -1000], True),
+        ([500, -667], False),
+        ([500, -500], False),
+    ],
 )
-def test_equal_gaps_leave_the_window_length_in_doubt(
+def test_equal_gaps_leave_the_window_length_in_doubt_unless_gaps_with_idle_windows_refute_it(
     gaps: list[int],
     expected: bool,  # noqa: FBT001  # a column of the table
 ) -> None:
-    stamps = [10**9]
-    for gap in gaps:
-        stamps.append(stamps[-1] + gap * 1000)
-    assert WindowLength().learn(sampled(*stamps), before_us=0).is_doubtful is expected
+    assert learn(WindowLength(), gaps).is_doubtful is expected
 
 
 def test_a_sample_of_zero_proves_at_once_that_a_gap_is_one_window() -> None:
