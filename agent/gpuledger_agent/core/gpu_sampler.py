@@ -34,6 +34,8 @@ The sampler learns these properties of the driver from its answers, and keeps th
   windows reveal this. The mean of the other windows then applies to all.
 - `loses_uses`: the driver returns no process samples of some used windows, or samples of other
   windows than the GPU's. The sums of the samples in many windows reveal this.
+- `has_right_uses`: in windows in which each process has a sample, the samples add up to the GPU's
+  use. If the driver `loses_uses`, the only process without a sample in a window then gets the rest.
 
 A GPU is watched closely by frequent fast polls in four cases:
 
@@ -129,6 +131,8 @@ that many if the windows that are still to come cannot change the result."""
 _MAX_SHORT_RATIO: Final = 0.2
 """Part of these windows in which process samples may fall short of the GPU's use, because the
 driver has no sample of the window in which a process ends."""
+_FULL_TO_LEARN: Final = 5
+"""Number of used windows in which each process has a sample that `has_right_uses` is judged by."""
 _WINDOWS_KEPT: Final = 1000
 """Number of these windows after which older ones count half."""
 _USED_PERCENT: Final = 5
@@ -275,6 +279,7 @@ class GpuSampler:
         self._sampled_windows = self._lost_windows = 0
         self._switches = 0
         self._used_windows = self._short_windows = 0
+        self._full_windows = self._short_full_windows = 0
         self._watched_since_ns: int | None = None
         self._listed: frozenset[int] | None = None
         self._answered_ns = 0
@@ -294,6 +299,12 @@ class GpuSampler:
         """Whether the driver returns no samples of some windows in which a process ran."""
         used = max(self._used_windows, _USED_TO_LEARN)
         return self._short_windows > _MAX_SHORT_RATIO * used
+
+    @property
+    def has_right_uses(self) -> bool:
+        """Whether the processes' samples add up to the GPU's use if each process has one."""
+        full = self._full_windows
+        return full >= _FULL_TO_LEARN and self._short_full_windows <= _MAX_SHORT_RATIO * full
 
     # Queries.
 
@@ -430,6 +441,7 @@ class GpuSampler:
             gpu_ratio=ratio,
             # Stamps from two timelines do not show the length of a window.
             learns=set_back_now_us is None,
+            lacks_samples=self.loses_uses and self.has_right_uses,
             validator=validator,
         )
         if set_back_now_us is None:
@@ -652,6 +664,7 @@ class GpuSampler:
                 if any(use.sm_percent for use in uses):
                     # Frequent polls will show the other windows.
                     self._used_windows = self._short_windows = 0
+                    self._full_windows = self._short_full_windows = 0
         if not self.one_sample_each:
             return uses
         if round((newest_us - since_us) / (window_us or USUAL_WINDOW_US)) > 1:
@@ -814,9 +827,13 @@ class GpuSampler:
         if not self.one_sample_each or self.is_shared:
             self._used_windows += shares.used_windows
             self._short_windows += shares.short_windows
+            self._full_windows += shares.full_windows
+            self._short_full_windows += shares.short_full_windows
             if self._used_windows > _WINDOWS_KEPT:
                 self._used_windows //= 2
                 self._short_windows //= 2
+                self._full_windows //= 2
+                self._short_full_windows //= 2
 
     def _find_gone(
         self,

@@ -116,6 +116,10 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     short_windows: int = 0
     """Number of these windows in which the processes' samples add up to less than the GPU's use, by
     more than rounding explains."""
+    full_windows: int = 0
+    """Number of the used windows in which each process has a sample."""
+    short_full_windows: int = 0
+    """Number of the windows that count as both short and full."""
     falls_short: bool = False
     """Whether the processes' samples add up to less than the GPU's use, by more than rounding and
     ended processes explain."""
@@ -177,13 +181,15 @@ def apportion(
     validator: Validator,
     returned: Collection[int] = (),
     learns: bool = True,
+    lacks_samples: bool = False,
 ) -> Shares:
     """Return each process's share of the time that the tick covers (`cover`).
 
     `running` are the processes listed now, and `before` those listed earlier that may have run in
     the covered time. If `samples` is `None`, the shares are unknown; otherwise a process without
     samples has a share of 0. `window_us` is the known length of the driver's window for process
-    samples. If `learns` is false, the samples do not change it.
+    samples. If `learns` is false, the samples do not change it. `lacks_samples` is whether the
+    driver loses samples of processes, but those that it returns are right.
     """
     processes = {**before, **running}
     newest_us = cover.gpu[-1].end_us if cover.gpu else 0
@@ -199,10 +205,14 @@ def apportion(
     # A single sample of a window of unknown length may belong to a short window.
     max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
     by_end = {window.end_us: window for window in cover.gpu}
+    by_window = _by_window(kept, cover, window_us)
+    shown: Mapping[int, Sequence[ProcessUtilizationSample]] = kept
+    if lacks_samples and window_us is not None:
+        shown = _with_lost(kept, processes, cover, by_window, window_us)
     usages, are_coarse = [], False
     for pid, process in processes.items():
         sm_ratio, encoder_ratio, decoder_ratio = 0.0, None, None
-        if own := kept.get(pid):
+        if own := shown.get(pid):
             parts = [(one, _share(one, cover, by_end, window_us, interval_us)) for one in own]
             percent = sum(
                 percents.get((pid, one.timestamp_us), one.sm_percent) * part for one, part in parts
@@ -223,7 +233,7 @@ def apportion(
             )
         )
     sampled_windows, lost_windows = _count_lost(kept, cover, window_us)
-    used_windows, short_windows = _count_short(kept, cover, window_us, len(processes))
+    used, short, full, short_full = _count_short(by_window, cover, len(processes))
     if returned and gpu_ratio is not None and is_known:
         usages = _with_last_windows(usages, returned, gpu_ratio)
     return Shares(
@@ -234,8 +244,10 @@ def apportion(
         overlaps=bool(percents),
         sampled_windows=sampled_windows,
         lost_windows=lost_windows,
-        used_windows=used_windows,
-        short_windows=short_windows,
+        used_windows=used,
+        short_windows=short,
+        full_windows=full,
+        short_full_windows=short_full,
         falls_short=gpu_ratio is not None and _falls_short(usages, gpu_ratio),
         are_coarse=are_coarse,
     )
@@ -284,31 +296,74 @@ def _count_lost(
     return len(sampled), len(lost)
 
 
-def _count_short(
-    kept: Mapping[int, Sequence[ProcessUtilizationSample]],
-    cover: Cover,
-    window_us: int | None,
-    processes: int,
-) -> tuple[int, int]:
-    """Return the numbers of used windows and of those in which process samples fall short."""
-    interval, sums = cover.interval, Counter[int]()
-    if interval is None or not cover.gpu:
-        return 0, 0
+def _by_window(
+    kept: Mapping[int, Sequence[ProcessUtilizationSample]], cover: Cover, window_us: int | None
+) -> Mapping[int, Counter[int]]:
+    """Return the processes' percents in each of the GPU's windows, by the window's end and pid.
+
+    The result is empty if a sample covers several windows, which shows nothing about a single one.
+    """
+    found = {window.end_us: Counter[int]() for window in cover.gpu}
     width_us = window_us or USUAL_WINDOW_US
     for sample in (one for own in kept.values() for one in own):
         if sample.since_us and sample.timestamp_us - sample.since_us > _MAX_SPAN * width_us:
-            # A sample of several windows shows nothing about a single one.
-            return 0, 0
+            return {}
         if window := window_at(cover.gpu, sample.timestamp_us - width_us // 2):
-            sums[window.end_us] += sample.sm_percent
-    hidden = _ROUNDING_PERCENT * (processes + 1)
+            found[window.end_us][sample.pid] += sample.sm_percent
+    return found
+
+
+def _hidden_percent(processes: int) -> int:
+    """Return how much of the GPU's use in a window the samples of processes lack by rounding."""
+    return _ROUNDING_PERCENT * (processes + 1)
+
+
+def _count_short(
+    by_window: Mapping[int, Counter[int]], cover: Cover, processes: int
+) -> tuple[int, int, int, int]:
+    """Return the numbers of used windows, and of those that are short, full, and both."""
+    interval, hidden = cover.interval, _hidden_percent(processes)
+    if interval is None or not by_window:
+        return 0, 0, 0, 0
     # A window on the border of two ticks counts in the later one. The border may be in each window.
     used = [
-        window
+        (window.percent - by_window[window.end_us].total() > hidden, len(by_window[window.end_us]))
         for window in cover.gpu
         if interval.start_us < window.end_us <= interval.end_us and window.percent > hidden
     ]
-    return len(used), sum(window.percent - sums[window.end_us] > hidden for window in used)
+    full = [is_short for is_short, sampled in used if sampled == processes]
+    return len(used), sum(is_short for is_short, _ in used), len(full), sum(full)
+
+
+def _with_lost(
+    kept: Mapping[int, Sequence[ProcessUtilizationSample]],
+    processes: Collection[int],
+    cover: Cover,
+    by_window: Mapping[int, Counter[int]],
+    window_us: int,
+) -> Mapping[int, Sequence[ProcessUtilizationSample]]:
+    """Return the samples, and one for each window in which only one process has none.
+
+    The GPU's use that the samples of the other processes lack in that window is its use.
+    """
+    found = {pid: list(own) for pid, own in kept.items()}
+    for window in cover.gpu:
+        percents = by_window.get(window.end_us)
+        differs = abs(window.end_us - window.start_us - window_us) >= _SAME_PERIOD_RATIO * window_us
+        if not percents or differs or len(processes) - len(percents) != 1:
+            continue
+        missing = window.percent - percents.total()
+        if missing > _hidden_percent(len(processes)):
+            pid = next(pid for pid in processes if pid not in percents)
+            sample = ProcessUtilizationSample(
+                pid=pid,
+                timestamp_us=window.end_us,
+                sm_percent=missing,
+                memory_percent=0,
+                since_us=window.start_us,
+            )
+            found.setdefault(pid, []).append(sample)
+    return found
 
 
 def _is_used(windows: Sequence[SampledWindow], start_us: float, end_us: float) -> bool:

@@ -160,6 +160,39 @@ def test_shares_are_estimates_if_many_windows_lack_process_samples(
     assert last.reading.busy_method == method, law
 
 
+ALL = (1, 1, 1, 1, 1, 1)
+TWO_OF_FIVE = (1, 0, 0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("law", "own", "expected"),
+    [
+        ("the rest is the other's", {7: (50, ALL), 8: (10, TWO_OF_FIVE)}, [0.5, 0.1]),
+        ("also if three run", {7: (30, ALL), 8: (20, ALL), 9: (10, TWO_OF_FIVE)}, [0.3, 0.2, 0.1]),
+        (
+            "unknown whose if two have none",
+            {7: (30, ALL), 8: (20, TWO_OF_FIVE), 9: (10, TWO_OF_FIVE)},
+            [0.3, 0.08, 0.04],
+        ),
+        ("an idle process ran nothing", {7: (20, ALL), 8: (0, ALL)}, [0.2, 0.0]),
+        (
+            "nor more than it shows if samples understate use",
+            {7: (20, ALL), 8: (5, TWO_OF_FIVE)},
+            [0.2, 0.02],
+        ),
+    ],
+)
+def test_use_that_no_sample_of_a_window_shows_belongs_to_the_only_process_without_one(
+    law: str, own: dict[int, tuple[int, tuple[int, ...]]], expected: list[float]
+) -> None:
+    """Provided that the samples add up to the GPU's use in the windows that have all of them."""
+    shown = {pid: tuple(percent * has for has in each) for pid, (percent, each) in own.items()}
+    gpu = primed(window_us=WINDOW_US)
+    ticks = [read(second_of(number, (60,) * 6, shown), gpu) for number in range(9)]
+    assert [one.sm_ratio for one in ticks[-1].usages] == pytest.approx(expected), law
+    assert ticks[-1].reading.busy_method is BusyMethod.PARTIAL_SAMPLES, law
+
+
 def test_utilization_falls_back_to_the_drivers_latest_window() -> None:
     assert read(replace(BLANK, samples=None, percent=42)).reading.utilization_ratio == 0.42
     assert read(BLANK).reading.utilization_ratio is None
