@@ -59,8 +59,8 @@ class Ending:
 class Run:
     """A running pipeline."""
 
-    bus: Bus
-    """Its bus."""
+    bus: BusView
+    """The bus, as its agents use it."""
     machine: DemoSource
     """The source of GPU data."""
     tally: Tally
@@ -112,9 +112,10 @@ async def running(plan: DemoPlan, *, bus: Bus, machine: DemoSource) -> AsyncIter
         stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
         # All consumers hold their partitions before the first tick.
         await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
-        await machine.start(stages, bus=bus, stack=stack)
+        agent_bus = BusView(bus)
+        await machine.start(stages, bus=agent_bus, stack=stack)
         yield Run(
-            bus=bus,
+            bus=agent_bus,
             machine=machine,
             tally=tally,
             alerts=alerts,
@@ -174,10 +175,13 @@ async def _is_drained(run: Run, *, ticks: int) -> bool:
 
 
 async def _count_ticks(run: Run) -> int:
+    """Return how many ticks the nodes published; raises `BusError` if the bus does not respond."""
+    samples = run.bus.topics.samples.name
     async with asyncio.timeout(_ANSWER_SECONDS):
         async with run.bus.reader() as reader:
-            spans = await reader.spans(run.bus.topics.samples.name)
-    return sum(span.end for span in spans.values())
+            await reader.spans(samples)
+    # Not the number of records, because an agent may publish a tick again.
+    return run.bus.published[samples]
 
 
 async def _find_reason(run: Run) -> None:

@@ -1,5 +1,6 @@
 """A component's view of a bus, which records the component's progress in each partition."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -27,6 +28,9 @@ class BusView:
 
     def __init__(self, bus: Bus) -> None:
         """Create a view of `bus`, without any progress yet."""
+        self.published: Counter[str] = Counter()
+        """For each topic, the number of messages that the component published. A message counts
+        once, even if it was sent again because an acknowledgement was lost."""
         self.polled: dict[TopicPartition, int] = {}
         """For each partition, the offset after the last record polled; a seek sets it back."""
         self.committed: dict[TopicPartition, int] = {}
@@ -73,9 +77,11 @@ class BusView:
             if partition.topic in self._subscribed
         )
 
-    def producer(self) -> AbstractAsyncContextManager[Producer]:
-        """Open a producer."""
-        return self._bus.producer()
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        """Open a producer, and count the messages that it publishes."""
+        async with self._bus.producer() as inner:
+            yield _ViewedProducer(view=self, inner=inner)
 
     @asynccontextmanager
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
@@ -121,6 +127,19 @@ class BusView:
     def record_revoked(self, partitions: Iterable[TopicPartition]) -> None:
         """Record revoked partitions."""
         self._assigned -= frozenset(partitions)
+
+
+class _ViewedProducer:
+    """A producer that reports acknowledged messages to the view."""
+
+    def __init__(self, *, view: BusView, inner: Producer) -> None:
+        self._view, self._inner = view, inner
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
+        """Publish, and count the messages."""
+        end = await self._inner.publish(topic, partition, messages)
+        self._view.published[topic] += len(messages)
+        return end
 
 
 class _ViewedTransactions:

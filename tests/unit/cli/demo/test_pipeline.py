@@ -9,7 +9,15 @@ from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
-from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
+from gpuledger.bus.protocol import (
+    Consumer,
+    Message,
+    Producer,
+    Record,
+    Subscription,
+    TopicPartition,
+)
+from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import key_in
 from gpuledger.store.query import count_rows
 from gpuledger.store.schema import GAPS
@@ -18,6 +26,7 @@ from gpuledger_cli.demo.plan import DEMO_SCENARIO, DemoPlan
 from gpuledger_cli.demo.source import SimulatedMachine
 from gpuledger_cli.demo.totals import Tally
 from gpuledger_sinks.registry import STORE
+from tests.default_topics import SAMPLES
 from tests.hanging import HANG_SECONDS
 
 Batch = Mapping[TopicPartition, Sequence[Record]]
@@ -100,6 +109,42 @@ async def test_events_that_a_sink_has_not_read_at_the_end_are_counted(tmp_path: 
         await until(lambda: run.tally.events >= 2)
     missing = {sink.sink: sink.line(run.reader.newest).missing for sink in run.sinks}
     assert missing["store"] >= 2
+
+
+class ForgettingBus(MemoryBus):
+    """Does not acknowledge the first batch of samples, although it has stored it."""
+
+    forgets = True
+
+    @override
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        async with super().producer() as inner:
+            publish = inner.publish
+
+            async def forget(topic: str, partition: int, messages: Sequence[Message]) -> int | None:
+                end = await publish(topic, partition, messages)
+                if topic == self.topics.samples.name and self.forgets:
+                    self.forgets = False
+                    raise BusUnavailableError("no acknowledgement")
+                return end
+
+            inner.publish = forget  # type: ignore[method-assign]  # the bus makes it itself
+            yield inner
+
+
+async def test_a_sample_that_was_published_again_counts_once(tmp_path: Path) -> None:
+    plan = DemoPlan(
+        scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
+    )
+    bus = ForgettingBus()
+    async with running(
+        plan, bus=bus, machine=SimulatedMachine(plan.scenario, cluster="default")
+    ) as run:
+        await until(lambda: run.tally.events >= 4)
+        await drain(run)
+    assert run.tally.events == run.ending.ticks
+    assert len(bus.kept(SAMPLES.name)) > run.tally.events
 
 
 async def test_the_scenario_begins_when_its_agents_start(tmp_path: Path) -> None:
