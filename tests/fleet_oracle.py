@@ -18,6 +18,8 @@ from deltalake import DeltaTable
 
 HOUR_NS: Final = 3_600_000_000_000
 MINUTE_NS: Final = HOUR_NS // 60
+SKEW_NS: Final = MINUTE_NS
+"""Time after the end of an hour within which a pod that the hour's samples list was created."""
 Row = Mapping[str, Any]
 Place = tuple[str, str]
 """A node and a GPU."""
@@ -123,24 +125,28 @@ def _add(row: Row, *, to: GpuHour, pods: Sequence[Row]) -> None:
 
 
 def _pod_of(row: Row, prefix: str, pods: Sequence[Row]) -> Pod:
-    """Return the pod of a row: the one with its UID, or the one that had its name in that hour."""
-    hour_ns = row["minute"] // HOUR_NS * HOUR_NS
-    uid = row[f"{prefix}pod_uid"]
+    """Return the pod of a row: the one with its UID, or the one that had its name in that hour.
+
+    If the record of a UID contradicts an allocation's name, the name counts. A sample may begin
+    before a pod that it lists, so a pod may get the name soon after the hour.
+    """
     name = row[f"{prefix}namespace"], row[f"{prefix}pod"]
-    found = [
+    if uid := row[f"{prefix}pod_uid"]:
+        names = {(pod["namespace"], pod["pod"]) for pod in pods if pod["pod_uid"] == uid} or {name}
+        if not prefix or name in names:
+            return (uid, *names.pop())
+    begin_ns = row["minute"] // HOUR_NS * HOUR_NS
+    end_ns = begin_ns + HOUR_NS
+    named = [
         pod
-        for pod in pods
-        if (
-            pod["pod_uid"] == uid
-            if uid
-            else (pod["namespace"], pod["pod"]) == name
-            and pod["node"] == row["node"]
-            and pod["created_time"] < hour_ns + HOUR_NS
-            and (pod["deleted_time"] or hour_ns) >= hour_ns
-        )
+        for pod in sorted(pods, key=itemgetter("created_time"))
+        if (pod["namespace"], pod["pod"]) == name
+        and pod["node"] == row["node"]
+        and pod["created_time"] < end_ns + SKEW_NS
+        and (pod["deleted_time"] or begin_ns) >= begin_ns
     ]
-    newest = max(found, key=itemgetter("created_time"))
-    return newest["pod_uid"], newest["namespace"], newest["pod"]
+    there = [pod for pod in named if pod["created_time"] < end_ns][-1:] or named
+    return (there[0]["pod_uid"] if there else "", *name)
 
 
 def _divide(hour: GpuHour, place: Place, lines: dict[LineKey, Amounts]) -> None:
