@@ -32,7 +32,7 @@ def placement_rule(*, partitions: int) -> IsPlaced:
     return lambda node, partition: partition_of(node) == partition
 
 
-def is_at_home(
+def reject_misplaced(
     record: Record,
     *,
     node: str,
@@ -40,16 +40,16 @@ def is_at_home(
     is_placed: IsPlaced,
     dead_letters: DeadLetterQueue,
 ) -> bool:
-    """Return whether a record has the right key and is in its node's partition; else reject it.
+    """Reject a record with a wrong key or in the wrong partition; return whether it was rejected.
 
     The key must be the node's key unless `key` is given. Only a foreign writer misplaces records.
     """
     key = key or node
     if record.key == key.encode() and is_placed(node, record.partition):
-        return True
+        return False
     detail = _explain_misplaced(record, node=node, key=key, is_placed=is_placed)
     dead_letters.reject(record, reason="misplaced", detail=detail)
-    return False
+    return True
 
 
 def _explain_misplaced(record: Record, *, node: str, key: str, is_placed: IsPlaced) -> str:

@@ -37,7 +37,7 @@ from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
-from gpuledger.placement import IsPlaced, is_at_home, placement_rule
+from gpuledger.placement import IsPlaced, placement_rule, reject_misplaced
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, run_tasks
 from gpuledger.topics import Topic, replay_group
@@ -418,7 +418,7 @@ class _Session:
         return [
             (record, value)
             for record, value in dead_letters.decode(self._config.decoders[topic], records)
-            if is_at_home(
+            if not reject_misplaced(
                 record, node=node_of(value), is_placed=is_placed, dead_letters=dead_letters
             )
         ]

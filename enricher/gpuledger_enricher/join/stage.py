@@ -21,7 +21,7 @@ from gpuledger.completeness import MAX_AHEAD_NS as COMPLETE_AHEAD_NS
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.keys import key_in, node_key
 from gpuledger.ledger.allocated_parts import TooManyEntriesError
-from gpuledger.placement import IsPlaced, is_at_home
+from gpuledger.placement import IsPlaced, reject_misplaced
 from gpuledger.records import (
     GpuBooks,
     GpuEvent,
@@ -125,7 +125,7 @@ class JoinStage:
                 self.pods.remove(key, partition=record.partition, time_ns=deleted_ns)
                 continue
             for _, decoded in self._dead_letters.decode(self._pod_decoder, [record]):
-                if not self._is_at_home(
+                if self._reject_misplaced(
                     record, node=node_key(decoded), key=key_in(decoded.cluster, decoded.uid)
                 ):
                     continue
@@ -145,7 +145,7 @@ class JoinStage:
                 self.cluster_objects.nodes.remove(key, partition=record.partition)
                 continue
             for _, node in self._dead_letters.decode(self._node_decoder, [record]):
-                if self._is_at_home(record, node=key_in(node.cluster, node.name)):
+                if not self._reject_misplaced(record, node=key_in(node.cluster, node.name)):
                     self.cluster_objects.nodes.put(
                         _bounded(node, what="node", lists=({"labels": {}},)),
                         partition=record.partition,
@@ -233,7 +233,7 @@ class JoinStage:
                 watermarks.remove(record.key.decode(errors="replace"))
                 continue
             for _, watermark in self._dead_letters.decode(self._progress_decoder, [record]):
-                if not self._is_at_home(record, node=node_key(watermark)):
+                if self._reject_misplaced(record, node=node_key(watermark)):
                     continue
                 watermarks.take(watermark, last_seen_ns=record.timestamp_ms * NS_PER_MS)
 
@@ -277,7 +277,7 @@ class JoinStage:
         events: list[Message] = []
         now_ns = self._time_ns()
         for record, sample in self._dead_letters.decode(self._sample_decoder, records):
-            if not self._is_at_home(record, node=node_key(sample)):
+            if self._reject_misplaced(record, node=node_key(sample)):
                 continue
             try:
                 events += self._take_sample(record, sample, now_ns=now_ns)
@@ -294,7 +294,7 @@ class JoinStage:
     def take_processes(self, records: Sequence[Record]) -> None:
         """Count process records; they are not booked, because ticks contain all booked values."""
         for record, process in self._dead_letters.decode(self._process_decoder, records):
-            if not self._is_at_home(record, node=node_key(process)):
+            if self._reject_misplaced(record, node=node_key(process)):
                 continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
@@ -305,7 +305,7 @@ class JoinStage:
         """
         found: list[Message] = []
         for record, incident in self._dead_letters.decode(self._incident_decoder, records):
-            if not self._is_at_home(record, node=node_key(incident)):
+            if self._reject_misplaced(record, node=node_key(incident)):
                 continue
             kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
             metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
@@ -423,9 +423,9 @@ class JoinStage:
         self._dead_letters.reject(record, reason="seq_ahead", detail=detail)
         return ()
 
-    def _is_at_home(self, record: Record, *, node: str, key: str | None = None) -> bool:
-        """Return whether a record is under its key in its node's partition; else reject it."""
-        return is_at_home(
+    def _reject_misplaced(self, record: Record, *, node: str, key: str | None = None) -> bool:
+        """Reject a record under a wrong key or in the wrong partition; return whether it was."""
+        return reject_misplaced(
             record, node=node, key=key, is_placed=self._is_placed, dead_letters=self._dead_letters
         )
 

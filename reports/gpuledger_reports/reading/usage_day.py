@@ -271,13 +271,13 @@ class _UsageDay:
             return False
         self._has_rows = True
         self._open_parts(relation)
-        if self._must_place(relation):
+        if self._load_containers(relation):
             relation = pods_sql.with_pods_sql(relation)
             self._open_parts(relation)
-        if self._has_other_pods():
+        if self._load_other_pods():
             relation = pods_sql.with_allocatees_sql(relation)
             self._open_parts(relation)
-        if self._must_name():
+        if self._load_row_names():
             relation = pods_sql.with_names_sql(relation)
             self._open_parts(relation)
         nodes = self._query("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
@@ -302,7 +302,7 @@ class _UsageDay:
         """Make the table `devices` from the rows that are open now."""
         self._query(sql.DEVICES, self._window._asdict())
 
-    def _must_place(self, relation: str) -> bool:
+    def _load_containers(self, relation: str) -> bool:
         """Load the pods of containers if rows need them; return whether any were loaded.
 
         Only a few rows have a container whose pod was unknown when they were written.
@@ -316,7 +316,7 @@ class _UsageDay:
             return False
         return self._reader.load_containers()
 
-    def _has_other_pods(self) -> bool:
+    def _load_other_pods(self) -> bool:
         """Load allocations with the UID of another pod; return whether there are any.
 
         The kubelet reports no UIDs. Until the records of pods arrive, the join assumes that a GPU
@@ -333,7 +333,7 @@ class _UsageDay:
             self._reader.load("other_pods", columns, others)
         return bool(others)
 
-    def _must_name(self) -> bool:
+    def _load_row_names(self) -> bool:
         """Load pod names that only other rows of the day contain; return whether there are any.
 
         Most pods have a record with their name. A pod without a record needs one name for all its

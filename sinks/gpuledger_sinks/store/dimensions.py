@@ -508,21 +508,21 @@ class FollowedTopic:
         # As in the join: a writer of one partition must not describe nodes of another.
         if record.key != dimension.key_of(decoded).encode():
             return
-        if dimension.is_stamped_by_node and self._is_repeated(record):
+        if dimension.is_stamped_by_node and not self._note_version(record):
             return
         of_node = None if dimension.node_key_of is None else dimension.node_key_of(decoded)
         if of_node is None or record.partition == partition_of_node(of_node, partitions=partitions):
             yield from dimension.rows_of(decoded, record)
 
-    def _is_repeated(self, record: Record) -> bool:
-        """Return whether a record equals the previous one of its key; agents repeat it hourly."""
+    def _note_version(self, record: Record) -> bool:
+        """Note a record; return whether it is a new version. Agents repeat each version hourly."""
         key, version = record.key or b"", hash(record.value)
         before, offset = self._reported.get(key, (None, record.offset))
         # If an update fails, its records are read again; the first one is then not a repetition.
         if version == before and record.offset > offset:
-            return True
+            return False
         self._reported[key] = version, record.offset
-        return False
+        return True
 
     async def _append(self, rows: list[Row], offsets: Mapping[TopicPartition, int]) -> None:
         numbers: dict[str, Any] = {self._stream_of(at): last for at, last in offsets.items()}
