@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from gpuledger.errors import SettingsError
 from gpuledger.settings.sources import Given, Layer
 from gpuledger.texts import shorten
-from gpuledger_agent.settings import KubeletSettings
+from gpuledger_agent.settings import AgentSettings, KubeletSettings
 
 _LISTEN: Final = "0.0.0.0:9400"  # dcgm-exporter's default
 _PREFIX: Final = "DCGM_EXPORTER_"
@@ -34,11 +34,11 @@ _WHOLE: Final = re.compile(r"[0-9]{1,18}")  # dcgm-exporter has 64 bits
 _LISTS: Final = Path("/etc/dcgm-exporter")
 _SHOWN_CHARACTERS: Final = 80
 _DEFAULT_LIST: Final = "default-counters.csv"
-# Settings of intervals in seconds, with their defaults and minimums.
+# Settings of intervals in seconds, with their minimums.
 _INTERVALS: Final = (
-    ("sampling_interval_seconds", 1.0, 0.25),
-    ("readings_seconds", 5.0, 0.25),
-    ("health_seconds", 10.0, 1.0),
+    ("sampling_interval_seconds", 0.25),
+    ("readings_seconds", 0.25),
+    ("health_seconds", 1.0),
 )
 
 Meaning = Mapping[str, str] | None
@@ -81,8 +81,8 @@ def read_interval(value: str) -> Meaning:
     seconds = int(value) / 1000
     return {
         name: f"{max(seconds, shortest):g}"
-        for name, usual, shortest in _INTERVALS
-        if seconds < usual
+        for name, shortest in _INTERVALS
+        if seconds < getattr(AgentSettings(), name)
     }
 
 
