@@ -58,38 +58,32 @@ _IDENTITY: Final = "topic_id="
 _PARTITIONS: Final = " partitions="
 
 
-def commit_metadata(
-    topic_ids: Mapping[str, str | None], counts: Mapping[str, int], topic: str
-) -> str:
-    """Return the metadata of a commit: the topic's id and number of partitions, if known.
-
-    Even if both are unknown, the metadata shows that the group itself has committed.
-    """
-    count = f"{_PARTITIONS}{counts[topic]}" if topic in counts else ""
-    return f"{_IDENTITY}{topic_ids.get(topic) or ''}{count}"
-
-
 class CommitMetadata(NamedTuple):
-    """The contents of a commit's metadata, which `commit_metadata` writes."""
+    """The metadata of a commit.
 
-    is_own: bool
-    """Whether the group itself has committed, and not another program."""
+    Even if all facts are unknown, the text shows that the group itself has committed.
+    """
+
     topic_id: str | None
     """The id of the topic; `None` if it is unknown."""
     partitions: int | None
     """The number of partitions of the topic; `None` if it is unknown."""
+    is_own: bool = True
+    """Whether the group itself has committed, and not another program."""
+
+    @property
+    def text(self) -> str:
+        """The text that a commit contains, which `parse` reads."""
+        count = "" if self.partitions is None else f"{_PARTITIONS}{self.partitions}"
+        return f"{_IDENTITY}{self.topic_id or ''}{count}"
 
     @classmethod
     def parse(cls, text: str) -> "CommitMetadata":
         """Return the contents of a commit's metadata."""
         if not text.startswith(_IDENTITY):
-            return cls(is_own=False, topic_id=None, partitions=None)
+            return cls(None, None, is_own=False)
         topic_id, _, count = text.removeprefix(_IDENTITY).partition(_PARTITIONS)
-        return cls(
-            is_own=True,
-            topic_id=topic_id or None,
-            partitions=int(count) if count.isdecimal() else None,
-        )
+        return cls(topic_id or None, int(count) if count.isdecimal() else None)
 
 
 def _ids_of(topics: Mapping[str, FetchedTopic] | None) -> dict[str, str | None] | None:
@@ -238,7 +232,8 @@ class Positions:
 
     def metadata(self, partition: TopicPartition) -> str:
         """Return the metadata of a commit for this partition."""
-        return commit_metadata(self._topic_ids.by_topic, self._counts, partition.topic)
+        topic = partition.topic
+        return CommitMetadata(self._topic_ids.by_topic.get(topic), self._counts.get(topic)).text
 
     async def must_begin_again(
         self, client: AIOKafkaConsumer, held: Iterable[TopicPartition]

@@ -25,7 +25,7 @@ from gpuledger.bus.aiokafka_patches.producers import (
 )
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_positions import commit_metadata
+from gpuledger.bus.kafka_positions import CommitMetadata
 from gpuledger.bus.limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import BusUnavailableError, GpuledgerError, RefusedError, TopicsError
@@ -362,11 +362,11 @@ class KafkaTransactions:
         doing = f"committing a transaction of {self._id!r}"
         async with self._connection.requesting(doing, at_most_seconds=COMMIT_SECONDS):
             await begin_transaction(client)
-            topic_ids = self._connection.topic_ids.get(group, {})
+            ids = self._connection.topic_ids.get(group, {})
             counts = self._connection.partition_counts.get(group, {})
             committed = {
-                named(partition): (offset, commit_metadata(topic_ids, counts, partition.topic))
-                for partition, offset in offsets.items()
+                named(at): (offset, CommitMetadata(ids.get(at.topic), counts.get(at.topic)).text)
+                for at, offset in offsets.items()
             }
             # Offsets go to the group's coordinator, so they are sent concurrently with the batches.
             beside = partial(client.send_offsets_to_transaction, committed, group)
