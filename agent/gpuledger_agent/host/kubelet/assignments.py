@@ -396,10 +396,10 @@ def allocate(
                     else None,
                 )
             )
-    return merge_shares(allocations), unresolved
+    return combine_equal_shares(allocations), unresolved
 
 
-def merge_shares(allocations: Sequence[DeviceAllocation]) -> list[DeviceAllocation]:
+def combine_equal_shares(allocations: Sequence[DeviceAllocation]) -> list[DeviceAllocation]:
     """Return the allocations, with a container's equal shares of a device as one with a `count`.
 
     Shares of resource claims stay apart, because they may have equal device ids. So do shares that
@@ -417,17 +417,17 @@ def merge_shares(allocations: Sequence[DeviceAllocation]) -> list[DeviceAllocati
             together.setdefault(key, []).append(device_id)
     # Always the same share, because the kubelet's order changes.
     first_ids = {key: min(ids) for key, ids in together.items()}
-    merged: list[DeviceAllocation] = []
+    combined: list[DeviceAllocation] = []
     for allocation, key in zip(allocations, keys, strict=True):
         is_shared = len(users.get((allocation.resource_name, allocation.device_id), ())) > 1
         if key not in first_ids or is_shared:
-            merged.append(allocation)
+            combined.append(allocation)
         elif allocation.device_id == first_ids[key]:
             count = len(together[key])
-            merged.append(
+            combined.append(
                 msgspec.structs.replace(allocation, count=count) if count > 1 else allocation
             )
-    return merged
+    return combined
 
 
 class _ShareKey(NamedTuple):

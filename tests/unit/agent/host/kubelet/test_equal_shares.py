@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpuledger.ledger.allocated_parts import find_allocated_parts
 from gpuledger.records import DeviceAllocation
-from gpuledger_agent.host.kubelet.assignments import merge_shares
+from gpuledger_agent.host.kubelet.assignments import combine_equal_shares
 from tests.unit.enricher.join.ticks import reading, sample
 
 MIG_UUIDS = [f"MIG-00000000-0000-4000-8000-00000000000{digit}" for digit in range(2)]
@@ -45,7 +45,7 @@ def shares(draw: st.DrawFn) -> DeviceAllocation:
 def test_merging_shares_leaves_the_parts_of_each_device_unchanged(
     allocations: Sequence[DeviceAllocation],
 ) -> None:
-    merged = merge_shares(allocations)
+    merged = combine_equal_shares(allocations)
     assert len(merged) <= len(allocations)
     before = sample(gpus=GPUS, allocations=list(allocations))
     after = sample(gpus=GPUS, allocations=merged)
@@ -63,7 +63,7 @@ def test_equal_shares_are_one_allocation_whatever_their_order(numbers: Sequence[
         container="main",
         device_replicas=4,
     )
-    (merged,) = merge_shares(
+    (merged,) = combine_equal_shares(
         [
             DeviceAllocation(
                 gpu_uuid="GPU-a",
@@ -79,4 +79,4 @@ def test_equal_shares_are_one_allocation_whatever_their_order(numbers: Sequence[
         ]
     )
     assert (merged.device_id, merged.replica, merged.count) == ("GPU-a::0", "0", 4)
-    assert merge_shares([whole]) == [whole]
+    assert combine_equal_shares([whole]) == [whole]
