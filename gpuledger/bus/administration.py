@@ -35,6 +35,7 @@ from aiokafka.errors import (
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_positions import CommitMetadata
 from gpuledger.errors import RefusedError, TopicsError
+from gpuledger.rights import KAFKA_USERS
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
 
@@ -44,7 +45,7 @@ PAUSE_SECONDS: Final = 0.1
 _HIDDEN_ANSWERS: Final = 50
 """A topic counts as hidden if it has a configuration but is missing from this many consecutive
 listings. A single listing may lack a topic that was just created."""
-_JOIN_GROUP: Final = "gpuledger-join"
+_JOIN_GROUP: Final = next(each.group for each in KAFKA_USERS if each.name == "join")
 """The default consumer group of the join; its commits show the number of partitions in use."""
 _GROUP_SECONDS: Final = 5.0
 """Timeout of the request for a group's offsets. A new Kafka cluster has no coordinator yet."""
