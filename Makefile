@@ -25,7 +25,7 @@ ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 # so that --pdb and -x work, unless ARGS set the number of processes.
 SPREAD := $(if $(ARGS),,-n auto)
 
-.PHONY: help demo test test-extended test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs docs-site lock sbom clean
+.PHONY: help demo test test-extended test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs rendered docs-site lock sbom clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ schemas: $(VENV)/.dev ## Generate docs/schemas/ from the record classes
 
 docs: $(VENV)/.dev ## Generate the pages of docs/ that come from the code
 	@$(BIN)/python -m tests.docs_gen docs
+
+rendered: $(VENV)/.dev ## Generate k8s/rendered/ from the Helm chart; needs Go to build helm
+	@$(BIN)/python -m tests.real.deployment.rendered
 
 # -E reads every page, because a cached page does not repeat its warnings.
 SITE ?= build/site

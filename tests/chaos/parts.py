@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from gpuledger.bus.administration import create_topics
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
-from tests.real.deployment.rendering import RBAC, render
+from tests.real.deployment.chart import render
+from tests.real.deployment.rendering import RBAC
 from tests.real.end_to_end.components import Component
 from tests.real.services.kafka import Kafka
 from tests.real.services.kubernetes import KubeApi
@@ -35,7 +36,7 @@ class RealParts:
     def __init__(self, folder: Path) -> None:
         try:
             distribution = catalogue.KAFKA.distribution()
-            programs = ("kube-apiserver", "etcd", "kustomize")
+            programs = ("kube-apiserver", "etcd", "helm")
             found = {name: catalogue.named(name).find() for name in programs}
         except MissingToolError as error:
             raise UnavailableError(str(error)) from error

@@ -10,6 +10,7 @@ from typing import Final
 from gpuledger.errors import UserError
 from tests.docs_gen.agent_metrics_page import agent_metrics_page
 from tests.docs_gen.agent_page import agent_page
+from tests.docs_gen.chart_values_page import chart_values_page
 from tests.docs_gen.cli_page import cli_page
 from tests.docs_gen.dcgm_exporter_page import dcgm_exporter_page
 from tests.docs_gen.limits_page import limits_page
@@ -33,6 +34,7 @@ IN_PART: Final[Mapping[str, Callable[[str], str]]] = {
 """By page, a function from the present page to the page with a new table."""
 WHOLE: Final[Mapping[str, Callable[[], str]]] = {
     "reference/agent-metrics.md": agent_metrics_page,
+    "reference/chart-values.md": chart_values_page,
     "reference/cli.md": cli_page,
     "reference/dead-letter-reasons.md": dead_letter_reasons_page,
     "reference/limits.md": limits_page,

@@ -1,7 +1,7 @@
 """reference/permissions.md: rights on Kafka, and rights of each workload on Kubernetes and nodes.
 
-The rights on Kafka are in `gpuledger.rights`. The others are in the manifests of k8s/, so the page
-can only be made in a checkout.
+The rights on Kafka are in `gpuledger.rights`. The others are in k8s/rendered, so the page can only
+be made in a checkout.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from gpuledger.rights import COLUMNS, table_rows
 from gpuledger.topics import Topics
 from tests.docs_gen.markdown import code, head, table
 
-MANIFESTS: Final = Path(__file__).parents[2] / "k8s"
+MANIFESTS: Final = Path(__file__).parents[2] / "k8s" / "rendered" / "production.yaml"
 _Object = Mapping[str, Any]
 _HEAD: Final = head(
     "Permissions",
@@ -60,13 +60,15 @@ All containers drop all capabilities, cannot escalate privileges, and have a rea
 system and the seccomp profile `RuntimeDefault`.
 """
 _CHANGES: Final = """
-These components of `k8s/components` change the agent's permissions:
+Further sinks (`sinkRows`, `receivers`) have the access of the other sinks. These values of the Helm
+chart change the agent's permissions:
 
-| component | change |
+| value | change |
 | --- | --- |
-| `agent-without-root` | user 65532; of the host directories, only `/var/log/containers` (read) |
-| `agent-pod-labels` | the service account `gpuledger-agent`, with a token for an hour |
-| `agent-mig` | the capability `SYS_ADMIN`, with privilege escalation |
+| `agent.runAsRoot: false` | user 65532; only the host directory `/var/log/containers` (read) |
+| `agent.readKubelet: true` | a service account with a token, which may `get` `nodes/pods` |
+| `agent.migMonitor: true` | the capability `SYS_ADMIN`, with privilege escalation |
+| `openshift: true` | security context constraints: `privileged`; for others `nonroot-v2` |
 
 See [Security hardening](../guides/security-hardening.md) for the risks.
 """
@@ -77,7 +79,7 @@ _CONTROLLERS: Final = {"Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob
 
 def permissions_page() -> str:
     """Return the page, in Markdown."""
-    objects = list(read_manifests(MANIFESTS))
+    objects = list(yaml.safe_load_all(MANIFESTS.read_text(encoding="utf-8")))
     lines = [
         *_HEAD.splitlines(),
         *_KAFKA.splitlines(),
@@ -93,15 +95,6 @@ def permissions_page() -> str:
         *_CHANGES.splitlines(),
     ]
     return "\n".join([*lines, ""])
-
-
-def read_manifests(directory: Path) -> Iterator[_Object]:
-    """Yield the Kubernetes objects in a directory's files; overlays only change these."""
-    for part in ("base", "topics", "components"):
-        for file in sorted((directory / part).rglob("*.yaml")):
-            for found in yaml.safe_load_all(file.read_text(encoding="utf-8")):
-                if "metadata" in found:
-                    yield found
 
 
 def rbac_rows(objects: list[_Object]) -> Iterator[tuple[str, ...]]:
@@ -139,7 +132,8 @@ def workload_rows(objects: list[_Object]) -> Iterator[tuple[str, ...]]:
             for volume in pod.get("volumes", ())
             if "hostPath" in volume
         ]
-        name = workload["metadata"]["name"]
+        # Without the hash in the name of a Job.
+        name = f"gpuledger-{workload['metadata']['labels']['app.kubernetes.io/component']}"
         yield (
             f"{code(name)} ({workload['kind']})",
             str(pod["securityContext"]["runAsUser"]),

@@ -17,6 +17,7 @@ import pytest
 
 from tests.real.services.alertmanager import Alertmanager, AlertmanagerApi
 from tests.real.services.authorizing_kafka import AuthorizingKafka
+from tests.real.services.cluster_tools import Helm, Kubectl
 from tests.real.services.kafka import Kafka, KafkaBroker, KafkaDistribution
 from tests.real.services.kafka_cluster import KafkaCluster
 from tests.real.services.kafka_pool import KafkaPool, lending
@@ -25,7 +26,6 @@ from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubeconfig import read_kubeconfig
 from tests.real.services.kubelet import KubeletServer
 from tests.real.services.kubernetes import KubeApi
-from tests.real.services.kustomize import Helm, Kubectl, Kustomize
 from tests.real.services.object_store import ObjectStore
 from tests.real.services.prometheus import (
     Prometheus,
@@ -210,11 +210,6 @@ def start_kube_api(
         return starter.start(own_kube_api(folder=folder, arguments=arguments))
 
     return start
-
-
-@pytest.fixture(scope="session")
-def kustomize() -> Kustomize:
-    return Kustomize(binary=_found("kustomize"))
 
 
 @pytest.fixture(scope="session")

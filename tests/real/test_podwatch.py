@@ -14,10 +14,10 @@ from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, ObjectKind
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.podwatch_cluster import Cluster, following
 from tests.podwatch_contract import PodwatchContract
-from tests.real.deployment.rendering import render
+from tests.real.deployment.chart import render
+from tests.real.services.cluster_tools import Helm
 from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubernetes import KubeApi
-from tests.real.services.kustomize import Kustomize
 
 ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -106,7 +106,7 @@ def bind(server: KubeApiClient, role: dict[str, Any], account: Mapping[str, str]
 class TestPodwatchAgainstARealApiServer(PodwatchContract):
     @pytest.fixture
     async def cluster(
-        self, kube_api: KubeApiClient, kustomize: Kustomize
+        self, kube_api: KubeApiClient, helm: Helm
     ) -> Cluster:  # without it nothing renders
         return await RealCluster.installed(kube_api)
 
@@ -114,7 +114,7 @@ class TestPodwatchAgainstARealApiServer(PodwatchContract):
     async def own_cluster(
         self,
         start_kube_api: Callable[[], KubeApi],
-        kustomize: Kustomize,  # without it nothing renders
+        helm: Helm,  # without it nothing renders
     ) -> Cluster:
         return await RealCluster.installed(start_kube_api())
 

@@ -14,17 +14,18 @@ from gpuledger.keys import split_key
 from gpuledger.settings import KafkaSettings
 from tests.default_topics import PODS
 from tests.real.changed_topics import recreate
-from tests.real.deployment.rendering import RBAC, render
+from tests.real.deployment.chart import render
+from tests.real.deployment.rendering import RBAC
 from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.real.services.cluster_tools import Helm
     from tests.real.services.kafka import Kafka
     from tests.real.services.kcat import Kcat
     from tests.real.services.kubernetes import KubeApi
-    from tests.real.services.kustomize import Kustomize
 
 NAMESPACE = "gpuledger"
 PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -163,7 +164,7 @@ def cluster(
     start_kafka: Callable[[], Kafka],
     start_kube_api: Callable[[], KubeApi],
     kcat: Kcat,
-    kustomize: Kustomize,
+    helm: Helm,
     tmp_path: Path,
 ) -> Iterator[Cluster]:
     refuse_stray_settings()

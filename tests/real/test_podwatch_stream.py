@@ -22,10 +22,10 @@ from tests.podwatch_cluster import (
     running,
     versions,
 )
-from tests.real.deployment.rendering import render
+from tests.real.deployment.chart import render
+from tests.real.services.cluster_tools import Helm
 from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubernetes import KubeApi
-from tests.real.services.kustomize import Kustomize
 from tests.real.test_podwatch import RealCluster, bind
 
 OLD = ["--feature-gates=WatchList=false"]
@@ -109,7 +109,7 @@ def role(*, without: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("verb", ["watch", "list"])
 async def test_a_reduced_role_is_reported_and_podwatch_continues_once_it_is_complete(
-    kube_api: KubeApiClient, kustomize: Kustomize, verb: str
+    kube_api: KubeApiClient, helm: Helm, verb: str
 ) -> None:
     account = {"namespace": "podwatch-cut", "name": f"without-{verb}"}
     kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))
@@ -125,7 +125,7 @@ async def test_a_reduced_role_is_reported_and_podwatch_continues_once_it_is_comp
 
 
 async def test_without_permission_for_nodes_the_other_kinds_continue(
-    kube_api: KubeApiClient, kustomize: Kustomize
+    kube_api: KubeApiClient, helm: Helm
 ) -> None:
     """As with a role of an earlier version."""
     account = {"namespace": "podwatch-cut", "name": "without-nodes"}

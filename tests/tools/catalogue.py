@@ -26,7 +26,6 @@ KUBERNETES_LINKER_FLAGS = " ".join(
 )
 # k8s.io/kubelet, whose pod-resources API the server beside its go.mod serves.
 KUBELET_API_VERSION = "0.36.3"
-KUSTOMIZE_VERSION = "5.8.2"
 HELM_VERSION = "3.22.0"
 # Without these Helm would call itself v3.22, and render for Kubernetes 1.20.
 HELM_LINKER_FLAGS = " ".join(
@@ -90,12 +89,6 @@ TOOLS: tuple[Tool, ...] = (
     ),
     KAFKA,
     GoTool(name="kubelet", version=KUBELET_API_VERSION, module="kubelet"),
-    GoTool(
-        name="kustomize",
-        version=KUSTOMIZE_VERSION,
-        module="kustomize",
-        package="sigs.k8s.io/kustomize/kustomize/v5",
-    ),
     GoTool(
         name="versitygw",
         version="1.8.0",

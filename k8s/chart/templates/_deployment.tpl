@@ -1,28 +1,149 @@
 {{/*
-A central component: its Deployment and its Service. Arguments: root, component, image, args, port, values, config (the suffix of its
-ConfigMap), settings (the content of that ConfigMap), and optionally replicas, recreate, spread, account, store, receiver.
+The container of a central component. Arguments: root, component, image, args, values (extraEnv, resources), and optionally port,
+portName, config (the suffix of its ConfigMap), kafka (whether it connects), env (more variables), store, writable, receiver, scratch.
+*/}}
+{{- define "gpuledger.container" -}}
+{{- $fullname := include "gpuledger.fullname" .root -}}
+{{- $variables := list -}}
+{{- if .kafka }}{{ $variables = append $variables (include "gpuledger.kafkaUser" .) }}{{ end -}}
+{{- if .store }}{{ $variables = append $variables (include "gpuledger.storeVariables" .root) }}{{ end -}}
+{{- with .env }}{{ $variables = append $variables (toYaml .) }}{{ end -}}
+{{- if .port }}{{ $variables = append $variables (include "gpuledger.webConfigVariable" .root) }}{{ end -}}
+{{- with .values.extraEnv }}{{ $variables = append $variables (toYaml .) }}{{ end -}}
+{{- $variables = without $variables "" -}}
+{{- $secret := empty .store | ternary "" (include "gpuledger.storeSecret" .root) -}}
+- name: {{ .component }}
+  {{- include "gpuledger.imageOf" . | nindent 2 }}
+  args: {{ .args | toJson }}
+  {{- if .scratch }}
+  # DuckDB spills data here that does not fit into memory.
+  workingDir: /scratch
+  {{- end }}
+  {{- if or .kafka $secret }}
+  envFrom:
+    {{- if .kafka }}
+    - configMapRef: {name: {{ $fullname }}-kafka}
+    {{- end }}
+    {{- $secret | nindent 4 }}
+  {{- end }}
+  {{- with $variables }}
+  env:
+    {{- range . }}{{ trim . | nindent 4 }}{{ end }}
+  {{- end }}
+  {{- if .port }}
+  ports:
+    - name: {{ .portName | default "http" }}
+      containerPort: {{ .port }}
+  {{- include "gpuledger.probes" . | nindent 2 }}
+  {{- end }}
+  resources: {{- toYaml .values.resources | nindent 4 }}
+  {{- include "gpuledger.containerSecurity" . | nindent 2 }}
+  {{- with include "gpuledger.mounts" . | trim }}
+  volumeMounts:
+    {{- . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{- define "gpuledger.mounts" -}}
+{{- if .config }}
+- name: {{ .config }}
+  mountPath: /etc/gpuledger
+  readOnly: true
+{{- end }}
+{{- if .kafka }}
+- name: {{ .kafka }}
+  mountPath: /run/secrets/kafka
+  readOnly: true
+{{- end }}
+{{- if .prices }}
+- name: prices
+  mountPath: /etc/gpuledger-prices
+  readOnly: true
+{{- end }}
+{{- if .scratch }}
+- name: scratch
+  mountPath: /scratch
+{{- end }}
+{{- if and .store (include "gpuledger.volume" .root) }}
+- name: store
+  mountPath: /var/lib/gpuledger
+  {{- if not .writable }}
+  readOnly: true
+  {{- end }}
+{{- end }}
+{{- if .values.credentialsSecret }}
+- name: {{ .receiver }}
+  mountPath: /run/secrets/{{ .receiver }}
+  readOnly: true
+{{- end }}
+{{- if .port }}{{ include "gpuledger.webConfigMount" .root }}{{ end }}
+{{- end }}
+
+{{/* The volumes of a pod with that container, and with the containers in `beside`. */}}
+{{- define "gpuledger.volumes" -}}
+{{- $volumes := include "gpuledger.containerVolumes" . -}}
+{{- range .beside }}{{ $volumes = print $volumes (include "gpuledger.containerVolumes" .) }}{{ end -}}
+{{- if .port }}{{ $volumes = print $volumes (include "gpuledger.webConfigVolume" .root) }}{{ end -}}
+{{- if and .store (include "gpuledger.volume" .root) }}
+{{- $volumes = printf "%s\n- name: store\n  persistentVolumeClaim: {claimName: %s-store}" $volumes (include "gpuledger.fullname" .root) -}}
+{{- end -}}
+{{- with $volumes | trim }}
+volumes:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "gpuledger.containerVolumes" }}
+{{- if .config }}
+- name: {{ .config }}
+  configMap: {name: {{ include "gpuledger.fullname" .root }}-{{ .config }}}
+{{- end }}
+{{- if .kafka }}
+{{ include "gpuledger.kafkaVolume" . }}
+{{- end }}
+{{- if .prices }}
+- name: prices
+  configMap: {name: {{ include "gpuledger.fullname" .root }}-prices}
+{{- end }}
+{{- if .scratch }}
+- name: scratch
+  emptyDir: {sizeLimit: 10Gi}
+{{- end }}
+{{- if .values.credentialsSecret }}
+- name: {{ .receiver }}
+  secret: {secretName: {{ .values.credentialsSecret }}}
+{{- end }}
+{{- end }}
+
+{{/*
+A central component: its Deployment and its Service. Arguments: those of its container, settings (the content of its ConfigMap), and
+optionally replicas, recreate, account (with the permissions of its name), beside (containers in the same pod), balanced.
 */}}
 {{- define "gpuledger.central" -}}
-{{- $fullname := include "gpuledger.fullname" .root -}}
-{{- $kafka := include "gpuledger.kafkaVariables" .root -}}
+{{- $kafka := empty .kafka | ternary "" (include "gpuledger.kafkaVariables" .root) -}}
+{{- $spread := gt (int (.replicas | default 1)) 1 -}}
+{{- $settings := list .settings $kafka -}}
+{{- range .beside }}{{ $settings = append $settings .settings }}{{ end -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata: {{- include "gpuledger.metadata" . | nindent 2 }}
 spec:
+  {{- if not .scaled }}
   replicas: {{ .replicas | default 1 }}
+  {{- end }}
   {{- if .recreate }}
   strategy: {type: Recreate}
   {{- end }}
   selector:
     matchLabels: {{- include "gpuledger.selectorLabels" . | nindent 6 }}
   template:
-    {{- include "gpuledger.podMetadata" (merge (dict "settings" (print .settings $kafka)) .) | nindent 4 }}
+    {{- include "gpuledger.podMetadata" (merge (dict "settings" (join "" $settings)) .) | nindent 4 }}
     spec:
       {{- with .account }}
       serviceAccountName: {{ . }}
       {{- end }}
       automountServiceAccountToken: {{ not (empty .account) }}
-      {{- if .spread }}
+      {{- if $spread }}
       # Spread over nodes and zones if there are several. Only preferred, so that a single node can run all pods, and a
       # roll-out of as many pods as nodes does not need another node.
       affinity:
@@ -45,51 +166,12 @@ spec:
       terminationGracePeriodSeconds: 20
       {{- include "gpuledger.centralPod" . | nindent 6 }}
       containers:
-        - name: {{ .component }}
-          {{- include "gpuledger.imageOf" . | nindent 10 }}
-          args: {{ .args | toJson }}
-          envFrom:
-            - configMapRef: {name: {{ $fullname }}-kafka}
-          env:
-            {{- include "gpuledger.kafkaUser" . | nindent 12 }}
-            {{- with .values.extraEnv }}{{ toYaml . | nindent 12 }}{{ end }}
-          ports:
-            - name: http
-              containerPort: {{ .port }}
-          {{- include "gpuledger.probes" . | nindent 10 }}
-          resources: {{- toYaml .values.resources | nindent 12 }}
-          {{- include "gpuledger.containerSecurity" . | nindent 10 }}
-          volumeMounts:
-            - name: settings
-              mountPath: /etc/gpuledger
-              readOnly: true
-            - name: kafka
-              mountPath: /run/secrets/kafka
-              readOnly: true
-            {{- if .store }}
-            - name: store
-              mountPath: /var/lib/gpuledger
-            {{- end }}
-            {{- if .values.credentialsSecret }}
-            - name: {{ .receiver }}
-              mountPath: /run/secrets/{{ .receiver }}
-              readOnly: true
-            {{- end }}
-      volumes:
-        - name: settings
-          configMap: {name: {{ $fullname }}-{{ .config }}}
-        {{- include "gpuledger.kafkaVolume" . | nindent 8 }}
-        {{- if .store }}
-        - name: store
-          persistentVolumeClaim: {claimName: {{ $fullname }}-store}
-        {{- end }}
-        {{- with .values.credentialsSecret }}
-        - name: {{ $.receiver }}
-          secret: {secretName: {{ . }}}
-        {{- end }}
+        {{- include "gpuledger.container" . | nindent 8 }}
+        {{- range .beside }}{{ include "gpuledger.container" . | nindent 8 }}{{ end }}
+      {{- include "gpuledger.volumes" . | nindent 6 }}
 ---
 {{ include "gpuledger.service" . }}
-{{- if .spread }}
+{{- if $spread }}
 ---
 apiVersion: policy/v1
 kind: PodDisruptionBudget
@@ -111,4 +193,58 @@ metadata: {{- include "gpuledger.metadata" . | nindent 2 }}
 data:
   {{ .file }}: |
     {{- .settings | nindent 4 }}
+{{- end }}
+
+{{/*
+The pod template of a job on the store. On a volume it runs on the node of the store's pod, because only that node can mount it.
+Arguments: those of its container.
+*/}}
+{{- define "gpuledger.storeJob" -}}
+{{ include "gpuledger.podMetadata" . }}
+spec:
+  automountServiceAccountToken: false
+  restartPolicy: Never
+  {{- include "gpuledger.centralPod" . | nindent 2 }}
+  {{- if include "gpuledger.volume" .root }}
+  affinity:
+    podAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        - topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels: {{- include "gpuledger.selectorLabels" (dict "root" .root "component" "sink-store") | nindent 14 }}
+  {{- end }}
+  containers:
+    {{- include "gpuledger.container" . | nindent 4 }}
+  {{- include "gpuledger.volumes" . | nindent 2 }}
+{{- end }}
+
+{{/* A central component that can have several replicas, and its autoscaler. Arguments: those of the component, and lag (a metric). */}}
+{{- define "gpuledger.scaled" -}}
+{{- $autoscaling := .root.Values.autoscaling | default dict -}}
+{{- $scaled := and (eq (toString $autoscaling.enabled) "true") (.root.Capabilities.APIVersions.Has "keda.sh/v1alpha1") -}}
+{{- $replicas := .values.replicas | default 1 -}}
+{{ include "gpuledger.central" (merge (dict "replicas" ($scaled | ternary (max $replicas 2) $replicas) "scaled" $scaled) .) }}
+{{- if $scaled }}
+---
+apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata: {{- include "gpuledger.metadata" . | nindent 2 }}
+spec:
+  scaleTargetRef:
+    name: {{ include "gpuledger.fullname" .root }}-{{ .component }}
+  minReplicaCount: {{ $replicas }}
+  maxReplicaCount: {{ max $replicas (int $autoscaling.maxReplicas) }}
+  cooldownPeriod: 600
+  # Keeps the replicas while Prometheus does not answer.
+  fallback: {failureThreshold: 3, replicas: {{ $replicas }}, behavior: currentReplicasIfHigher}
+  triggers:
+    - type: prometheus
+      # The lag of one replica says how many more are needed: `Value`, not an average over replicas.
+      metricType: Value
+      metadata:
+        serverAddress: {{ $autoscaling.prometheusUrl | quote }}
+        query: max({{ .lag }}{cluster="{{ .root.Values.cluster }}",component="{{ .component }}"})
+        threshold: {{ $autoscaling.lagSeconds | quote }}
+        ignoreNullValues: "false"
+{{- end }}
 {{- end }}

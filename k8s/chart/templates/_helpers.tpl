@@ -38,13 +38,43 @@ labels: {{- include "gpuledger.labels" . | nindent 2 }}
 
 {{- define "gpuledger.image" -}}
 {{- with .root.Values.image.registry }}{{ . | trimSuffix "/" }}/{{ end -}}
-gpuledger-{{ .image }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{ get (include "gpuledger.imageNames" . | fromYaml) .image }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* The images, without registry and tag, by the program that they contain. */}}
+{{- define "gpuledger.imageNames" -}}
+agent: gpuledger-agent
+podwatch: gpuledger-podwatch
+join: gpuledger-join
+sinks: gpuledger-sinks
+reports: gpuledger-reports
+cli: gpuledger-cli
+{{- end }}
+
+{{/* Whether the release has a part: `agent`, `podwatch` or `central`. Empty if not. */}}
+{{- define "gpuledger.has" -}}
+{{- $parts := get (dict "agent" (list "agent") "podwatch" (list "podwatch") "central" (list "podwatch" "central") "all" (list "agent" "podwatch" "central")) .root.Values.components -}}
+{{- if has .part $parts }}yes{{ end -}}
+{{- end }}
+
+{{/* Whether the store is on a volume, which only one node can mount. Empty if not. */}}
+{{- define "gpuledger.volume" -}}
+{{- if and .Values.sinkStore.enabled (not (.Values.store).uri) }}yes{{ end -}}
+{{- end }}
+
+{{/* The brokers: the user's, or the chart's own for a trial. Empty: no Kafka. */}}
+{{- define "gpuledger.bootstrapServers" -}}
+{{- if (.Values.kafka.trial).enabled -}}
+{{ include "gpuledger.fullname" . }}-kafka.{{ .Release.Namespace }}.svc:9092
+{{- else -}}
+{{ .Values.kafka.bootstrapServers }}
+{{- end }}
 {{- end }}
 
 {{/* The variables of all components that connect to the brokers. */}}
 {{- define "gpuledger.kafkaVariables" -}}
-{{- with .Values.kafka -}}
-GPULEDGER_KAFKA__BOOTSTRAP_SERVERS: {{ .bootstrapServers | quote }}
+GPULEDGER_KAFKA__BOOTSTRAP_SERVERS: {{ include "gpuledger.bootstrapServers" . | quote }}
+{{- with .Values.kafka }}
 {{- if ne .securityProtocol "PLAINTEXT" }}
 GPULEDGER_KAFKA__SECURITY_PROTOCOL: {{ .securityProtocol }}
 {{- end }}
@@ -58,6 +88,9 @@ GPULEDGER_KAFKA__SSL_CA_FILE: /run/secrets/kafka/ca.crt
 {{- if and .clientCertificates (hasSuffix "SSL" .securityProtocol) }}
 GPULEDGER_KAFKA__SSL_CERT_FILE: /run/secrets/kafka/tls.crt
 GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
+{{- end }}
+{{- range $name, $value := .env }}
+{{ $name }}: {{ $value | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -99,20 +132,22 @@ GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
 {{- mergeOverwrite .ours (deepCopy $user) | toYaml -}}
 {{- end }}
 
-{{/* Parts that all containers have in common. */}}
+{{/* The probes of a container. The kubelet does not verify certificates, and what it probes needs no password. */}}
 {{- define "gpuledger.probes" -}}
+{{- $scheme := empty (.root.Values.http).webConfigSecret | ternary "" ", scheme: HTTPS" -}}
+{{- $port := .portName | default "http" -}}
 # Starting takes half a second on a free core; two minutes allow for a busy node.
 startupProbe:
-  httpGet: {path: /livez, port: http}
+  httpGet: {path: /livez, port: {{ $port }}{{ $scheme }}}
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: 60
 livenessProbe:
-  httpGet: {path: /livez, port: http}
+  httpGet: {path: /livez, port: {{ $port }}{{ $scheme }}}
   timeoutSeconds: 5
   failureThreshold: 6
 readinessProbe:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {path: /readyz, port: {{ $port }}{{ $scheme }}}
   timeoutSeconds: 5
 {{- end }}
 
@@ -140,6 +175,9 @@ metadata:
 
 {{/* Where central pods run, and as whom. */}}
 {{- define "gpuledger.centralPod" -}}
+{{- if and .store (.root.Values.store).serviceAccountName }}
+serviceAccountName: {{ .root.Values.store.serviceAccountName }}
+{{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -156,7 +194,7 @@ securityContext:
   runAsNonRoot: true
   runAsUser: 65532
   runAsGroup: 65532
-  {{- if .store }}
+  {{- if and .store (include "gpuledger.volume" .root) }}
   fsGroup: 65532
   {{- end }}
   seccompProfile: {type: RuntimeDefault}
@@ -169,16 +207,55 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* A headless Service, which also contains pods that are not ready. */}}
+{{/* A Service, by default headless, which also contains pods that are not ready. `pod`: the component of the selected pods. */}}
 {{- define "gpuledger.service" -}}
 apiVersion: v1
 kind: Service
 metadata: {{- include "gpuledger.metadata" . | nindent 2 }}
 spec:
+  {{- if not .balanced }}
   clusterIP: None
-  selector: {{- include "gpuledger.selectorLabels" . | nindent 4 }}
+  {{- end }}
+  selector: {{- include "gpuledger.selectorLabels" (dict "root" .root "component" (.pod | default .component)) | nindent 4 }}
   ports:
     - name: http
       port: {{ .port }}
-      targetPort: http
+      targetPort: {{ .portName | default "http" }}
+{{- end }}
+
+{{/* HTTP endpoints over TLS, with a password for all except the probes: the variable, the mount and the volume. */}}
+{{- define "gpuledger.webConfigVariable" -}}
+{{- if (.Values.http).webConfigSecret }}
+- {name: GPULEDGER_HTTP__WEB_CONFIG_FILE, value: /run/secrets/web/web.yml}
+{{- end }}
+{{- end }}
+
+{{- define "gpuledger.webConfigMount" -}}
+{{- if (.Values.http).webConfigSecret }}
+- name: web
+  mountPath: /run/secrets/web
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "gpuledger.webConfigVolume" -}}
+{{- with (.Values.http).webConfigSecret }}
+- name: web
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- end }}
+
+{{/* The store: its URI and options, and the Secret with credentials as variables, for every program that uses it. */}}
+{{- define "gpuledger.storeVariables" -}}
+- {name: GPULEDGER_STORE__URI, value: {{ (.Values.store).uri | default "/var/lib/gpuledger/store" | quote }}}
+{{- with (.Values.store).options }}
+- name: GPULEDGER_STORE__STORAGE_OPTIONS
+  value: {{ toJson . | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "gpuledger.storeSecret" -}}
+{{- with (.Values.store).credentialsSecret }}
+- secretRef: {name: {{ . }}}
+{{- end }}
 {{- end }}

@@ -1,4 +1,4 @@
-"""An installation of k8s/ on a real API server: applied, and its programs run as rendered.
+"""An installation by the chart on a real API server, with its programs run as rendered.
 
 No controller runs, so a Deployment creates no pods. The tests play the controllers, and start the
 containers' programs as processes on this machine.
@@ -6,42 +6,45 @@ containers' programs as processes on this machine.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass, field
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.real.deployment.rendering import K8S, Rendering, Workload, render
+import yaml
+
+from tests.real.deployment.chart import PRODUCTION, merged, render, with_secrets
+from tests.real.deployment.rendering import K8S, Rendering, Workload, strings
 from tests.real.end_to_end.components import BIN, Component
-from tests.real.services.kustomize import KustomizeError
-from tests.real.services.secure_kafka import WORKLOADS
+from tests.real.services.cluster_tools import ToolError
 from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from tests.real.services.cluster_tools import Helm, Kubectl
     from tests.real.services.kubernetes import KubeApi
-    from tests.real.services.kustomize import Kubectl
     from tests.real.services.secure_kafka import SecureKafka
 
-OVERLAY: Final = "overlays/sasl-ssl"
-SECOND_CLUSTER: Final = "overlays/second-cluster"
-COPY: Final = "overlays/my-cluster"
 NAMESPACE: Final = "gpuledger"
 PODWATCH: Final = "gpuledger-podwatch"
+CA_SECRET: Final = "gpuledger-kafka-credentials"
+LOGIN_PREFIX: Final = "gpuledger-kafka-login-"
 SETTLED_SECONDS: Final = 120.0
 PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
-_COMMAND: Final = re.compile(r"^(?:cp|kubectl (?:apply|wait)) .*$", re.MULTILINE)
 _AUTH_QUERY: Final = re.compile(r"^\$ kubectl (auth can-i .*)\n(yes|no)$", re.MULTILINE)
 
 
-def documented_commands() -> list[list[str]]:
-    """Return the commands that install, in order, without their comments."""
-    return [line.split("#")[0].split() for line in _COMMAND.findall(PAGE)]
+def documented_commands() -> list[str]:
+    """Return the blocks of commands that install, in order."""
+    section = PAGE.partition("\n## Install\n")[2].partition("\n### ")[0]
+    blocks = re.findall(r"( *)```console\n(.*?)```", section, re.DOTALL)
+    return [dedent(block) for _, block in blocks]
 
 
 def documented_questions(account: str) -> list[tuple[list[str], str]]:
@@ -54,29 +57,51 @@ def can_i(kubectl: Kubectl, question: list[str]) -> str:
     """Return kubectl's answer; kubectl ends with an error if it is no."""
     try:
         return kubectl(*question).splitlines()[-1]
-    except KustomizeError as error:
+    except ToolError as error:
         return str(error).splitlines()[-1].rpartition(" ")[2]
 
 
-def copy_of_k8s(folder: Path) -> Path:
-    """Return a copy of the checkout's `k8s`."""
-    return shutil.copytree(K8S, folder / "k8s")
+def on(kafka: SecureKafka) -> dict[str, Any]:
+    """Return the values that an installation with these brokers needs."""
+    return {
+        "kafka": {
+            "bootstrapServers": kafka.bootstrap_servers,
+            "securityProtocol": "SASL_SSL",
+            "caSecret": CA_SECRET,
+        }
+    }
 
 
-def fill_in(overlay: Path, kafka: SecureKafka, *, users: int = len(WORKLOADS)) -> None:
-    """Replace the placeholders of a copied overlay with this many users, as its user does."""
-    place = overlay / "installation"
-    (place / "ca.crt").write_text(kafka.ca_file.read_text())
-    env = (place / "kafka.env").read_text()
-    servers = rf"\g<1>{kafka.bootstrap_servers}"
-    env, replaced = re.subn(r"(?m)^(GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=).*$", servers, env)
-    assert replaced == 1
-    (place / "kafka.env").write_text(env)
-    passwords = [*overlay.glob("*/password"), *overlay.glob("central/passwords/*")]
-    for file in passwords:
-        user = file.read_text().split()[-1]
-        file.write_text(f"{kafka.users[user]}\n")
-    assert len(passwords) == users
+def with_logins(rendering: Rendering, kafka: SecureKafka) -> Rendering:
+    """Return a rendering with every Secret that its pods name; those for the brokers are right."""
+    users = {LOGIN_PREFIX + name.removeprefix("gpuledger-"): name for name in kafka.users}
+    made = []
+    for found in with_secrets(rendering).of_kind("Secret"):
+        name = found["metadata"]["name"]
+        data = {}
+        if name == CA_SECRET:
+            data = {"ca.crt": kafka.ca_file.read_text()}
+        elif name in users:
+            data = {"username": users[name], "password": kafka.users[users[name]]}
+        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+        made.append({**found, "data": encoded or found["data"]})
+    return Rendering(objects=[*rendering.objects, *made])
+
+
+def fill_in(folder: Path, kafka: SecureKafka) -> dict[str, Any]:
+    """Write the files that the documented commands read, as the user does; return the values.
+
+    The store is on a volume, because there is no object store.
+    """
+    values = merged(yaml.safe_load(PRODUCTION.read_text()), {**on(kafka), "store": {"uri": ""}})
+    (folder / "my-values.yaml").write_text(yaml.safe_dump(values))
+    (folder / "ca.crt").write_text(kafka.ca_file.read_text())
+    (folder / "store.env").write_text("AWS_ACCESS_KEY_ID=id\nAWS_SECRET_ACCESS_KEY=secret\n")
+    for name in ("prometheus", "alertmanager"):
+        (folder / f"{name}.password").write_text("secret")
+    for user, password in kafka.users.items():
+        (folder / f"{user.removeprefix('gpuledger-')}.password").write_text(password)
+    return values
 
 
 @dataclass(kw_only=True)
@@ -85,32 +110,65 @@ class Installation:
 
     api: KubeApi
     kubectl: Kubectl
+    helm: Helm
     folder: Path
-    """The directory with the copy of k8s/."""
-    root: str
-    """The kustomization that is applied as a whole, under k8s/."""
-    topics: str
-    """The kustomization of the Job that creates the topics."""
+    """The directory in which commands run; it has `k8s`."""
+    values: Mapping[str, Any]
+    """The values of both releases, except their components."""
     plain_servers: str = ""
     """The brokers, for clients without a login."""
     overridden: Mapping[str, str] = field(default_factory=dict)
     """Variables that differ from the rendered ones, because their values do not exist here."""
     printed: list[str] = field(default_factory=list)
-    """kubectl's output."""
+    """The output of the commands."""
 
     def rendering(self) -> Rendering:
-        """Return all its objects."""
-        folders = [self.folder / "k8s" / name for name in (self.topics, self.root)]
-        return Rendering(objects=[made for folder in folders for made in render(folder).objects])
+        """Return all its objects, and the Secrets of its pods from the API server."""
+        rendered = render(self.values)
+        named = {
+            (text, each.namespace)
+            for each in rendered.workloads()
+            for path, text in strings(each.pod)
+            if re.search(r"secret\.(secretN|n)ame$|[sS]ecret(Key)?Ref\.name$", path)
+        }
+        found = [
+            self.api.request("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
+            for name, namespace in sorted(named)
+        ]
+        secrets = [{**secret, "kind": "Secret"} for status, secret in found if status == 200]
+        return Rendering(objects=[*rendered.objects, *secrets])
 
-    def run(self, command: list[str]) -> None:
-        """Run a command of the documentation in the place of the checkout."""
-        if command[0] == "kubectl":
-            if command[1] == "wait":
-                self.run_topics_job()
-            self.printed.append(self.kubectl(*command[1:], folder=self.folder))
-        else:
-            subprocess.run(command, cwd=self.folder, check=True)
+    def install(self) -> None:
+        """Install both releases with these values, without the documented commands."""
+        (self.folder / "my-values.yaml").write_text(yaml.safe_dump(dict(self.values)))
+        for namespace in ("gpuledger-agent", NAMESPACE):
+            self.api.create_namespace(namespace)
+        self.run(documented_commands()[-1])
+
+    def run(self, script: str) -> None:
+        """Run a block of documented commands in the place of the checkout."""
+        tools = self.folder / "bin"
+        tools.mkdir(exist_ok=True)
+        for name, binary in (("kubectl", self.kubectl.binary), ("helm", self.helm.binary)):
+            (tools / name).unlink(missing_ok=True)
+            (tools / name).symlink_to(binary)
+        if not (self.folder / "k8s").exists():
+            (self.folder / "k8s").symlink_to(K8S)
+        done = subprocess.run(
+            ["/bin/bash", "-e", "-c", script],
+            cwd=self.folder,
+            env={
+                "PATH": f"{tools}:{os.environ['PATH']}",
+                "HOME": str(self.folder),
+                "KUBECONFIG": str(self.api.kubeconfig),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SETTLED_SECONDS,
+        )
+        self.printed.append(done.stdout + done.stderr)
+        assert done.returncode == 0, self.printed[-1]
 
     def run_topics_job(self) -> None:
         """Run the Job's program as rendered, and set its status to complete."""
@@ -147,8 +205,8 @@ class Installation:
     def play_controllers(self) -> None:
         """Create the objects that a controller manager and the GPU operator create in a cluster."""
         self._create("/apis/node.k8s.io/v1/runtimeclasses", "nvidia", handler="nvidia")
-        for made in self.rendering().of_kind("Namespace"):
-            self.create_default_account(made["metadata"]["name"])
+        for namespace in ("gpuledger-agent", NAMESPACE):
+            self.create_default_account(namespace)
 
     def create_default_account(self, namespace: str) -> None:
         """Create the default account of a namespace's pods."""

@@ -1,7 +1,4 @@
-"""The objects that Kustomize renders from k8s/, and each workload's files and command.
-
-No manifest is read unrendered: Kustomize changes names, sometimes unexpectedly.
-"""
+"""Rendered objects of k8s/, and each workload's files and command."""
 
 from __future__ import annotations
 
@@ -10,10 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
-from tests.real.services.kustomize import Kustomize
-from tests.tools import catalogue
 from tests.unit.deployment import components
 from tests.unit.deployment.components import ROOT, Stage
 
@@ -33,17 +26,6 @@ ACCOUNT_TOKEN: Final = b"the account's token"
 RBAC: Final = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 _RUN_ONCE: Final = ("Job", "CronJob")
 _WORKLOADS: Final = ("DaemonSet", "Deployment", *_RUN_ONCE)
-_HASHED: Final = re.compile(r"(?P<name>.+)-[bcdfghkmt2456789]{10}")
-
-
-def kustomizations(*, kind: str = "Kustomization") -> list[str]:
-    """Return the directories under k8s/ with a kustomization of this kind."""
-    found = sorted(K8S.rglob("kustomization.yaml"))
-    return [
-        str(file.parent.relative_to(K8S))
-        for file in found
-        if yaml.safe_load(file.read_text())["kind"] == kind
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +38,7 @@ class LaidOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendering:
-    """The objects of one kustomization."""
+    """The objects of one installation or release."""
 
     objects: list[Manifest]
 
@@ -73,12 +55,16 @@ class Rendering:
         raise LookupError(f"{kind} {namespace}/{name} is not rendered")
 
     def workloads(self) -> list[Workload]:
-        """Return the DaemonSets, Deployments, Jobs and CronJobs."""
-        return [Workload(manifest=found, rendering=self) for found in self.of_kind(*_WORKLOADS)]
+        """Return the containers of DaemonSets, Deployments, Jobs and CronJobs."""
+        return [
+            Workload(manifest=found, rendering=self, index=index)
+            for found in self.of_kind(*_WORKLOADS)
+            for index in range(len(pod_of(found)["spec"]["containers"]))
+        ]
 
     def services(self) -> list[Workload]:
-        """Return the workloads that run continuously, not once or on a schedule."""
-        return [found for found in self.workloads() if found.manifest["kind"] not in _RUN_ONCE]
+        """Return the workloads that serve HTTP endpoints."""
+        return [found for found in self.workloads() if "ports" in found.container]
 
     def workload(self, name: str) -> Workload:
         """Return a workload by its name; raises LookupError if it does not exist."""
@@ -87,22 +73,27 @@ class Rendering:
                 return found
         raise LookupError(f"no workload {name} is rendered")
 
-    def hashed_names(self) -> dict[str, str]:
-        """Return the names that Kustomize generated, by the original name."""
-        found = (made["metadata"]["name"] for made in self.of_kind("ConfigMap", "Secret"))
-        return {match["name"]: match[0] for match in map(_HASHED.fullmatch, found) if match}
+
+def pod_of(manifest: Manifest) -> Manifest:
+    """Return the template of a workload's pods."""
+    spec = manifest["spec"]
+    found: Manifest = spec.get("jobTemplate", {}).get("spec", spec)["template"]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A DaemonSet, Deployment, Job or CronJob of one container."""
+    """A container of a DaemonSet, Deployment, Job or CronJob."""
 
     manifest: Manifest
     rendering: Rendering
+    index: int = 0
 
     @property
     def name(self) -> str:
-        return str(self.manifest["metadata"]["name"])
+        """The name of the object, with the component of this container and without a hash."""
+        first, own = self.pod["containers"][0]["name"], self.container["name"]
+        return re.sub(rf"-{first}(-[0-9a-f]{{8}})?$", f"-{own}", self.manifest["metadata"]["name"])
 
     @property
     def namespace(self) -> str:
@@ -110,23 +101,16 @@ class Workload:
 
     @property
     def labels(self) -> dict[str, str]:
-        return dict(self._template["metadata"]["labels"])
+        return dict(pod_of(self.manifest)["metadata"]["labels"])
 
     @property
     def pod(self) -> Manifest:
-        spec: Manifest = self._template["spec"]
+        spec: Manifest = pod_of(self.manifest)["spec"]
         return spec
 
     @property
-    def _template(self) -> Manifest:
-        spec = self.manifest["spec"]
-        found: Manifest = spec.get("jobTemplate", {}).get("spec", spec)["template"]
-        return found
-
-    @property
     def container(self) -> Manifest:
-        (container,) = self.pod["containers"]
-        spec: Manifest = container
+        spec: Manifest = self.pod["containers"][self.index]
         return spec
 
     @property
@@ -148,7 +132,11 @@ class Workload:
         """Return the container's variables; raises LookupError for a missing source."""
         given: dict[str, str] = {}
         for source in self.container.get("envFrom", []):
-            given |= self._config_map(source["configMapRef"]["name"])
+            if secret := source.get("secretRef"):
+                data = self._secret(secret["name"], secret)
+                given |= {name: base64.b64decode(text).decode() for name, text in data.items()}
+            else:
+                given |= self._config_map(source["configMapRef"]["name"])
         for variable in self.container.get("env", []):
             if (value := self._value(variable)) is not None:
                 given[variable["name"]] = value
@@ -233,15 +221,6 @@ class Workload:
             raise
         data: Mapping[str, str] = found["data"]
         return data
-
-
-def render(folder: Path | str = "base") -> Rendering:
-    """Return Kustomize's output for a directory of k8s/, or another one given by its full path.
-
-    Raises MissingToolError if Kustomize has not been built.
-    """
-    kustomize = Kustomize(binary=catalogue.named("kustomize").find())
-    return Rendering(objects=kustomize.build(K8S / folder))
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:

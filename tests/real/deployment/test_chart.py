@@ -1,37 +1,43 @@
-"""The chart as Helm renders it: equal to the base, without values that have no effect."""
+"""The chart as Helm renders it: presets, platforms, rules, monitors, dashboards and names."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
 import yaml
 
-from tests.real.deployment.chart import CASES, CENTRAL, CHART, render_chart
-from tests.real.deployment.rendering import Manifest, Rendering, render, strings
+from tests.real.deployment import rendered
+from tests.real.deployment.chart import (
+    BROKERS,
+    BUCKET,
+    CASES,
+    CENTRAL,
+    CHART,
+    EDGE,
+    OPERATORS,
+    PLATFORMS,
+    PRODUCTION,
+    REPORTS,
+    ROWS,
+    SECOND,
+    TRIAL,
+    WEB,
+    render,
+    render_chart,
+    with_secrets,
+)
 from tests.tables import for_each
 from tests.unit.deployment.components import ROOT, VERSION
-from tests.unit.deployment.test_scraping import MONITOR
+from tests.unit.deployment.test_scraping import SCRAPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from tests.real.services.kustomize import Helm, Kustomize
+    from tests.real.services.cluster_tools import Helm
 
-BASE_KAFKA: Final = {
-    "bootstrapServers": "kafka.kafka.svc:9092",
-    "caSecret": "gpuledger-kafka-credentials",
-}
-LIKE_BASE: Final[list[dict[str, Any]]] = [
-    # The two settings by which the chart replaces dcgm-exporter.
-    {"kafka": BASE_KAFKA, "agent": {"port": 9820, "settings": {"exposition": None}}},
-    {"kafka": BASE_KAFKA, "components": "central"},
-]
-"""The values of the two releases that are equal to the base."""
 RULES: Final = sorted((ROOT / "deploy" / "prometheus").glob("*.rules.yaml"))
 ALERTS: Final[dict[str, dict[str, Any]]] = {
     "prometheusRule": {
@@ -47,83 +53,41 @@ ALERTS: Final[dict[str, dict[str, Any]]] = {
     }
 }
 """Every group of rules, complete."""
+AGENT: Final = "gpuledger-agent"
+PODWATCH: Final = "gpuledger-podwatch"
+JOIN: Final = "gpuledger-join"
+OPTIONAL: Final = (
+    "autoscaling",
+    "bill",
+    "dashboards",
+    "http",
+    "kafka.env",
+    "kafka.trial",
+    "openshift",
+    "prices",
+    "receivers",
+    "reports",
+    "sinkRows",
+    "store",
+    "storeMaintain",
+)
+"""Values that a release of an older chart may lack."""
 
 
-def without_instance(labels: dict[str, Any]) -> dict[str, Any]:
-    """Return an object as decoded, without Helm's label for the name of the release."""
-    return {key: value for key, value in labels.items() if key != "app.kubernetes.io/instance"}
+PRESETS: Final[dict[str, Path | dict[str, Any]]] = {
+    "exporter": {},
+    "production": PRODUCTION,
+    "production central": PRODUCTION,
+    "edge": EDGE,
+    "edge podwatch": EDGE,
+    "trial": TRIAL,
+}
 
 
-def comparable(rendering: Rendering) -> dict[tuple[str, str, str], Manifest]:
-    """Return the objects by kind, name and namespace, without generated parts of names."""
-    hashed = {name: original for original, name in rendering.hashed_names().items()}
-    text = json.dumps(rendering.objects)
-    for name, original in hashed.items():
-        text = text.replace(f'"{name}"', f'"{original}"')
-    text = re.sub(r'"gpuledger-topics-[0-9a-f]{8}"', '"gpuledger-topics"', text)
-    found = {}
-    for made in json.loads(text, object_hook=without_instance):
-        if made["kind"] == "Namespace":
-            continue
-        metadata = made.pop("metadata")
-        template = made.get("spec", {}).get("jobTemplate", {}).get("spec", made.get("spec", {}))
-        template.get("template", {}).get("metadata", {}).pop("annotations", None)
-        found[made["kind"], metadata["name"], metadata.get("namespace", "")] = made
-    return found
-
-
-@pytest.fixture(scope="module")
-def base(kustomize: Kustomize) -> Rendering:
-    return Rendering(objects=[*render("base").objects, *render("topics").objects])
-
-
-@pytest.fixture(scope="module")
-def chart(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Rendering:
-    folder = tmp_path_factory.mktemp("chart")
-    made = [render_chart(values, folder=folder).objects for values in LIKE_BASE]
-    return Rendering(objects=[one for objects in made for one in objects])
-
-
-def test_two_releases_have_the_objects_of_the_base(base: Rendering, chart: Rendering) -> None:
-    expected, found = comparable(base), comparable(chart)
-
-    assert found.keys() == expected.keys()
-    for key, manifest in expected.items():
-        kind = key[0]
-        if kind == "NetworkPolicy":
-            # Another application may run in the namespace of a release.
-            selected = found[key]["spec"].pop("podSelector")
-            assert manifest["spec"].pop("podSelector") == {}
-            assert selected == {"matchLabels": {"app.kubernetes.io/name": "gpuledger"}}
-        if kind != "ConfigMap" or key[1] == "gpuledger-kafka":
-            assert found[key] == manifest, key
-
-
-def test_the_programs_of_two_releases_start_with_the_settings_of_the_base(
-    base: Rendering, chart: Rendering, tmp_path: Path
-) -> None:
-    def settings(rendering: Rendering, folder: Path) -> dict[str, str]:
-        # Each rendering has its own directory, which paths in settings contain.
-        return {
-            each.name: json.dumps(each.settings(folder)).replace(str(folder), "")
-            for each in rendering.services()
-        }
-
-    assert settings(chart, tmp_path / "chart") == settings(base, tmp_path / "base")
-
-
-def test_an_object_has_at_least_the_labels_of_the_base(base: Rendering, chart: Rendering) -> None:
-    given = {
-        (made["kind"], made["metadata"]["name"]): made["metadata"]["labels"]
-        for made in chart.objects
-    }
-    common = {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"}
-
-    assert all(common <= labels.keys() for labels in given.values())
-    for made in base.objects:
-        labels = given.get((made["kind"], made["metadata"]["name"]), {})
-        if labels:
-            assert made["metadata"].get("labels", {}).items() <= labels.items()
+def components_of(preset: str) -> dict[str, str]:
+    """Return the value that selects the components of a preset's second release."""
+    _, _, part = preset.partition(" ")
+    return {"components": part} if part else {}
 
 
 def test_agents_without_kafka_neither_connect_to_it_nor_write_to_the_node(
@@ -149,34 +113,167 @@ def test_agents_without_kafka_neither_connect_to_it_nor_write_to_the_node(
     assert "kafka" not in json.dumps(agent.pod)
 
 
-@for_each("case", [*CASES, "production", "production-central"])
+@for_each("case", [*CASES, *PRESETS])
 def test_every_program_accepts_its_arguments_files_and_environment(
     case: str, helm: Helm, tmp_path: Path
 ) -> None:
-    central = {"components": "central"} if case == "production-central" else {}
-    file = CASES.get(case, CHART / "values-production.yaml")
-    rendering = with_secrets(render_chart(file, central, folder=tmp_path))
+    values = CASES[case] if case in CASES else PRESETS[case]
+    rendering = with_secrets(render_chart(values, components_of(case), folder=tmp_path))
 
     assert rendering.services()
     for workload in rendering.services():
-        assert workload.settings(tmp_path), workload.name
+        assert workload.settings(tmp_path / case), workload.name
 
 
-def with_secrets(rendering: Rendering) -> Rendering:
-    """Return a rendering with all Secrets that its pods mount."""
-    keys = ("username", "password", "ca.crt", "tls.crt", "tls.key")
-    data = dict.fromkeys(keys, base64.b64encode(b"secret").decode())
-    named = {
-        (text, each.namespace)
-        for each in rendering.workloads()
-        for path, text in strings(each.pod)
-        if path.endswith(("secret.secretName", "secret.name"))
+def test_a_further_cluster_has_only_agents_and_podwatch_under_its_name(
+    helm: Helm, tmp_path: Path
+) -> None:
+    """With the permissions and endpoints that podwatch has in a whole installation."""
+    further = render(EDGE, central="podwatch")
+    whole = render(PRODUCTION)
+    others = ("ConfigMap", "DaemonSet", "Deployment", "NetworkPolicy")
+
+    assert {each.name for each in further.workloads()} == {AGENT, PODWATCH}
+    for workload in with_secrets(further).services():
+        assert workload.settings(tmp_path)["cluster"] == "eu-west-1"
+    for made in further.objects:
+        metadata = made["metadata"]
+        if made["kind"] not in others:
+            name, namespace = metadata["name"], metadata.get("namespace")
+            assert made == whole.get(made["kind"], name, namespace)
+
+
+@for_each("platform", list(PLATFORMS))
+def test_a_platform_changes_only_how_the_agent_gets_onto_its_node(
+    platform: str, helm: Helm, tmp_path: Path
+) -> None:
+    plain, changed = (
+        render_chart(*values, folder=tmp_path).workload(AGENT)
+        for values in ([BROKERS], [BROKERS, PLATFORMS[platform]])
+    )
+    paths = {one["hostPath"]["path"] for one in changed.pod["volumes"] if "hostPath" in one}
+    expected = {
+        "k0s": "/var/lib/k0s/kubelet/pod-resources",
+        "microk8s": "/var/snap/microk8s/common/var/lib/kubelet/pod-resources",
     }
-    made = [
-        {"kind": "Secret", "metadata": {"name": name, "namespace": namespace}, "data": data}
-        for name, namespace in named
+
+    assert expected.get(platform, "/var/lib/kubelet/pod-resources") in paths
+    assert changed.pod["runtimeClassName"] == "nvidia"
+    assert changed.container == plain.container
+
+
+@for_each("platform", ["gpu-operator", "openshift"])
+def test_the_gpu_operator_can_remove_the_agent_for_a_driver_upgrade(
+    platform: str, helm: Helm, tmp_path: Path
+) -> None:
+    """By the label that it sets to `paused-for-driver-upgrade`: it evicts no pods of DaemonSets."""
+    agent = render_chart(PLATFORMS[platform], folder=tmp_path).workload(AGENT)
+
+    assert agent.pod["nodeSelector"] == {"nvidia.com/gpu.deploy.dcgm-exporter": "true"}
+
+
+def test_openshift_admits_every_pod_by_its_account(helm: Helm) -> None:
+    rendering = render(BROKERS, REPORTS, BUCKET, PLATFORMS["openshift"])
+    admitted = {
+        (subject["namespace"], subject["name"]): binding["roleRef"]["name"]
+        for binding in rendering.of_kind("RoleBinding")
+        for subject in binding["subjects"]
+        if binding["roleRef"]["kind"] == "ClusterRole"
+    }
+
+    for each in rendering.workloads():
+        account = each.pod.get("serviceAccountName", "default")
+        level = "privileged" if each.name == AGENT else "nonroot-v2"
+        assert admitted[each.namespace, account] == f"system:openshift:scc:{level}"
+
+
+@for_each("path", OPTIONAL)
+def test_a_value_that_an_older_release_lacks_has_its_default(
+    path: str, helm: Helm, tmp_path: Path
+) -> None:
+    """As with `helm upgrade --reuse-values`, which does not read new defaults."""
+    first, _, second = path.partition(".")
+    missing = {first: {second: None} if second else None}
+
+    assert (
+        render_chart(CENTRAL, missing, folder=tmp_path).objects
+        == render_chart(CENTRAL, folder=tmp_path).objects
+    )
+
+
+def test_objects_of_other_projects_are_left_out_if_the_cluster_lacks_their_kinds(
+    helm: Helm, tmp_path: Path
+) -> None:
+    wanted = {
+        "podMonitor": {"enabled": True},
+        "autoscaling": {"enabled": True},
+        "dashboards": {"enabled": True, "grafanaOperator": {"enabled": True}},
+    }
+    versions = [
+        {
+            made["apiVersion"]
+            for made in render_chart(CENTRAL, ALERTS, wanted, folder=tmp_path, kinds=kinds).objects
+        }
+        for kinds in (OPERATORS, ())
     ]
-    return Rendering(objects=[*rendering.objects, *made])
+
+    assert set(OPERATORS) <= versions[0]
+    assert versions[1] == versions[0] - set(OPERATORS)
+
+
+def test_the_join_and_sinks_are_scaled_by_their_own_lag(helm: Helm, tmp_path: Path) -> None:
+    values = {"autoscaling": {"enabled": True, "maxReplicas": 9}, **ROWS, **SECOND}
+    rendering = render_chart(CENTRAL, values, folder=tmp_path)
+    scaled = {
+        one["spec"]["scaleTargetRef"]["name"]: one for one in rendering.of_kind("ScaledObject")
+    }
+
+    assert scaled.keys() == {
+        JOIN,
+        "gpuledger-sink-remote-write",
+        "gpuledger-sink-rows",
+        "gpuledger-sink-remote-write-second",
+    }
+    for name, made in scaled.items():
+        deployment = rendering.get("Deployment", name, "gpuledger")
+        (trigger,) = made["spec"]["triggers"]
+        metric = "gpuledger_join_lag_seconds" if name == JOIN else "gpuledger_sink_lag_seconds"
+        # The autoscaler owns the number of replicas.
+        assert "replicas" not in deployment["spec"]
+        assert made["spec"]["maxReplicaCount"] == 9
+        assert trigger["metricType"] == "Value"
+        assert metric in trigger["metadata"]["query"]
+        assert f'component="{name.removeprefix("gpuledger-")}"' in trigger["metadata"]["query"]
+
+
+def test_the_dashboards_are_the_shipped_files(helm: Helm, tmp_path: Path) -> None:
+    values = {"dashboards": {"enabled": True, "grafanaOperator": {"enabled": True}}}
+    rendering = render_chart(values, folder=tmp_path)
+    found = [
+        made
+        for made in rendering.of_kind("ConfigMap")
+        if "grafana_dashboard" in made["metadata"]["labels"]
+    ]
+    shipped = {
+        file.name: json.loads(file.read_text())
+        for file in (ROOT / "deploy/compose/grafana/dashboards").glob("*.json")
+    }
+    references = [one["spec"]["configMapRef"] for one in rendering.of_kind("GrafanaDashboard")]
+
+    assert shipped == {
+        name: json.loads(text) for one in found for name, text in one["data"].items()
+    }
+    assert [(one["name"], one["key"]) for one in references] == [
+        (one["metadata"]["name"], name) for one in found for name in one["data"]
+    ]
+
+
+@for_each("name", list(rendered.PRESETS))
+def test_the_rendered_files_are_those_of_the_chart(name: str, helm: Helm) -> None:
+    """If this fails, run `make rendered`."""
+    made = rendered.text_of(rendered.PRESETS[name])
+
+    assert (rendered.FOLDER / f"{name}.yaml").read_text() == made
 
 
 def test_a_changed_setting_restarts_only_pods_that_read_it(helm: Helm, tmp_path: Path) -> None:
@@ -271,7 +368,13 @@ def test_a_monitor_selects_every_pod_and_has_the_documented_labels(
     kind: str, helm: Helm, tmp_path: Path
 ) -> None:
     enabled = {f"{kind[0].lower()}{kind[1:]}": {"enabled": True}}
-    for values in LIKE_BASE:
+    source = "pod" if kind == "PodMonitor" else "service"
+    text = json.dumps(SCRAPE["relabel_configs"][1:]).replace("service_label", f"{source}_label")
+    relabelings = json.loads(
+        text.replace("source_labels", "sourceLabels").replace("target_label", "targetLabel")
+    )
+    documented = {"port": "http", "path": "/metrics", "honorLabels": SCRAPE["honor_labels"]}
+    for values in ({}, CENTRAL):
         rendering = render_chart(values, enabled, folder=tmp_path)
         (monitor,) = rendering.of_kind("PodMonitor", "ServiceMonitor")
         spec = monitor["spec"]
@@ -279,11 +382,28 @@ def test_a_monitor_selects_every_pod_and_has_the_documented_labels(
         selected = spec["selector"]["matchLabels"].items()
         services = [made["metadata"]["labels"] for made in rendering.of_kind("Service")]
 
-        assert [endpoint] == MONITOR["podMetricsEndpoints"]
-        assert spec["jobLabel"] == MONITOR["jobLabel"]
+        assert endpoint == {**documented, "relabelings": relabelings}
+        assert spec["jobLabel"] == "app.kubernetes.io/name"
         labels = [each.labels for each in rendering.services()]
         for each in labels if kind == "PodMonitor" else services:
             assert selected <= each.items()
+
+
+def test_a_pod_monitor_scrapes_the_reports_of_a_volume_as_their_own_component(
+    helm: Helm, tmp_path: Path
+) -> None:
+    """They are in the pod of the sink, whose labels name the sink."""
+    values = {"podMonitor": {"enabled": True, "endpoint": {"basicAuth": {}}}, **WEB, **REPORTS}
+    rendering = render_chart(CENTRAL, values, folder=tmp_path)
+    (monitor,) = rendering.of_kind("PodMonitor")
+    first, second = monitor["spec"]["podMetricsEndpoints"]
+    (port,) = rendering.workload("gpuledger-reports").container["ports"]
+
+    assert second["port"] == port["name"] != first["port"]
+    assert second["relabelings"][0] == {"targetLabel": "component", "replacement": "reports"}
+    assert second["relabelings"][1:] == first["relabelings"][1:]
+    for endpoint in (first, second):
+        assert (endpoint["scheme"], endpoint["basicAuth"]) == ("https", {})
 
 
 def test_a_packaged_chart_has_the_rules(helm: Helm, tmp_path: Path) -> None:

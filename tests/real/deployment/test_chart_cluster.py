@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real.deployment.rendering import Manifest
+    from tests.real.services.cluster_tools import Helm
     from tests.real.services.kubernetes import KubeApi
-    from tests.real.services.kustomize import Helm
 
 LEVELS: Final = {"gpuledger-agent": "privileged", "gpuledger": "restricted"}
 RELEASES: Final[list[tuple[Path, dict[str, Any]]]] = [

@@ -10,24 +10,21 @@ import pytest
 from gpuledger.topics import Topic
 from tests.data.kubernetes.subset import subset
 from tests.default_topics import NAMESPACES, NODES, PODS
+from tests.real.deployment.chart import BILL, render
 from tests.real.deployment.installation import (
-    COPY,
     NAMESPACE,
-    OVERLAY,
     Installation,
     can_i,
-    copy_of_k8s,
     documented_commands,
     documented_questions,
     eventually,
     fill_in,
+    on,
 )
-from tests.real.deployment.rendering import kustomizations, render
 from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.services import web
-from tests.real.services.kafka import Kafka
+from tests.real.services.cluster_tools import Helm, Kubectl
 from tests.real.services.kubernetes import KubeApi
-from tests.real.services.kustomize import Kubectl
 from tests.real.services.secure_kafka import SecureKafka
 from tests.real.services.starter import running
 from tests.unit.deployment.components import ROOT
@@ -77,56 +74,37 @@ MAY_NOT: list[dict[str, str]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=[OVERLAY, pytest.param("base", marks=pytest.mark.extended)])
+@pytest.fixture(scope="module")
 def installation(
-    request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     own_kube_api: Callable[..., KubeApi],
     kafka_distribution: KafkaDistribution,
     kubectl: Kubectl,
+    helm: Helm,
 ) -> Iterator[Installation]:
-    """Install the base unchanged, or the overlay by the documented commands."""
+    """Install the production preset by the documented commands."""
     refuse_stray_settings()
     folder = tmp_path_factory.mktemp("installation")
-    is_base = request.param == "base"
-    kafka_type = Kafka if is_base else SecureKafka
-    part = kafka_type(distribution=kafka_distribution, folder=folder / "kafka")
+    part = SecureKafka(distribution=kafka_distribution, folder=folder / "kafka")
     api = own_kube_api(folder=folder / "kubernetes", demands_accounts=True)
-    copy_of_k8s(folder)
     with running(part) as kafka, running(api):
+        assert isinstance(kafka, SecureKafka)
         made = Installation(
             api=api,
             kubectl=Kubectl(binary=kubectl.binary, kubeconfig=api.kubeconfig),
+            helm=Helm(binary=helm.binary, kubeconfig=api.kubeconfig),
             folder=folder,
-            root="base" if is_base else COPY,
-            topics="topics" if is_base else f"{COPY}/topics",
+            values=on(kafka),
         )
-        if isinstance(kafka, SecureKafka):
-            install_as_documented(made, kafka)
-        else:
-            install_base(made, kafka)
+        made.plain_servers = kafka.plaintext_bootstrap_servers
+        copying, *others = documented_commands()
+        made.run(copying)
+        made.values = fill_in(folder, kafka)
+        for script in others:
+            made.run(script)
+        made.run_topics_job()
         made.play_controllers()
         yield made
-
-
-def install_base(installation: Installation, kafka: Kafka) -> None:
-    """Apply the repository's files; their brokers do not exist on this machine."""
-    servers = {"GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
-    installation.overridden = servers
-    installation.plain_servers = kafka.bootstrap_servers
-    installation.run(["kubectl", "apply", "-k", "k8s/topics"])
-    installation.run_topics_job()
-    installation.run(["kubectl", "apply", "-k", "k8s/base"])
-
-
-def install_as_documented(installation: Installation, kafka: SecureKafka) -> None:
-    """Run the documented commands; fill in the placeholders after the first."""
-    installation.plain_servers = kafka.plaintext_bootstrap_servers
-    copying, *others = documented_commands()
-    installation.run(copying)
-    fill_in(installation.folder / "k8s" / COPY, kafka)
-    for command in others:
-        installation.run(command)
 
 
 def test_the_schemas_of_the_unit_tests_match_the_api_server(
@@ -142,7 +120,7 @@ def test_the_schemas_of_the_unit_tests_match_the_api_server(
 
 def test_nothing_that_is_applied_causes_a_warning(installation: Installation) -> None:
     """For example if Pod Security will reject a template, which its controller notices later."""
-    assert [printed for printed in installation.printed if "Warning" in printed] == []
+    assert [printed for printed in installation.printed if "warning" in printed.lower()] == []
 
 
 def test_everything_that_is_rendered_exists(installation: Installation) -> None:
@@ -153,10 +131,9 @@ def test_everything_that_is_rendered_exists(installation: Installation) -> None:
     assert missing == []
 
 
-def test_applying_it_again_changes_nothing(installation: Installation) -> None:
+def test_upgrading_to_the_same_values_changes_nothing(installation: Installation) -> None:
     before = versions(installation)
-    for folder in (installation.topics, installation.root):
-        installation.kubectl("apply", "-k", installation.folder / "k8s" / folder)
+    installation.run(documented_commands()[-1].replace("helm install", "helm upgrade"))
 
     assert versions(installation) == before
 
@@ -166,15 +143,6 @@ def versions(installation: Installation) -> dict[str, str]:
     paths = map(installation.api.path_of, installation.rendering().objects)
     found = {path: installation.api.request("GET", path)[1] for path in paths}
     return {path: made["metadata"]["resourceVersion"] for path, made in found.items()}
-
-
-@pytest.mark.extended
-def test_every_kustomization_can_be_applied_separately(installation: Installation) -> None:
-    """All that belong to this installation; together the two have all of k8s/."""
-    for folder in kustomizations():
-        if folder.startswith(OVERLAY) != (installation.root == "base"):
-            copied = folder.replace(OVERLAY, COPY)
-            installation.kubectl("apply", "-k", installation.folder / "k8s" / copied)
 
 
 def test_the_pods_of_every_workload_are_admitted_in_its_namespace(
@@ -188,7 +156,7 @@ def test_the_pods_of_every_workload_are_admitted_in_its_namespace(
 def test_the_pod_that_closes_bills_is_admitted_in_its_namespace(
     installation: Installation,
 ) -> None:
-    pod = render("overlays/bill").workload("gpuledger-bill").as_pod()
+    pod = render(installation.values, BILL).workload("gpuledger-bill").as_pod()
     eventually(lambda: installation.admits(pod) == "")
 
 

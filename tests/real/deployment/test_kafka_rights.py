@@ -18,8 +18,9 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
 from tests.default_topics import DEAD_LETTERS, EVENTS, INVENTORY, PROCESSES, READINGS, ROWS, SAMPLES
 from tests.lint.test_security_page import GROUPS
-from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
-from tests.real.deployment.rendering import Rendering, render
+from tests.real.deployment import chart
+from tests.real.deployment.chart import PRODUCTION, render
+from tests.real.deployment.installation import eventually, on, with_logins
 from tests.real.end_to_end.components import BIN, Component, refuse_stray_settings
 from tests.real.services.authorizing_kafka import AuthorizingKafka, Operation, Resource, Right
 
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from tests.real.deployment.rendering import Workload
+    from tests.real.deployment.rendering import Rendering, Workload
+    from tests.real.services.cluster_tools import Helm
     from tests.real.services.kcat import Kcat
     from tests.real.services.kube_client import KubeApiClient
-    from tests.real.services.kustomize import Kustomize
 
 WITHIN_SECONDS: Final = 120.0
 _decode_dead_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
@@ -91,26 +92,24 @@ def run(command: list[str], kafka: AuthorizingKafka, name: str) -> str:
 
 
 @pytest.fixture
-def overlay(
-    start_authorizing_kafka: Callable[[], AuthorizingKafka], kustomize: Kustomize, tmp_path: Path
+def installed(
+    start_authorizing_kafka: Callable[[], AuthorizingKafka], helm: Helm, tmp_path: Path
 ) -> tuple[AuthorizingKafka, Rendering]:
-    """Return brokers with the permissions of the table, and the overlay filled in for them."""
+    """Return brokers with the permissions of the table, and an installation for them."""
     refuse_stray_settings()
     kafka = start_authorizing_kafka()
     asyncio.run(kafka.allow(granted_rights()))
-    filled_in = copy_of_k8s(tmp_path) / OVERLAY
-    fill_in(filled_in, kafka)
-    objects = [*render(filled_in).objects, *render(filled_in / "topics").objects]
-    return kafka, Rendering(objects=objects)
+    volume = {"store": {"uri": "", "options": None, "credentialsSecret": ""}}
+    return kafka, with_logins(render(PRODUCTION, chart.ROWS, volume, on(kafka)), kafka)
 
 
 def test_the_documented_permissions_suffice_for_every_workload_and_command(
-    overlay: tuple[AuthorizingKafka, Rendering],
+    installed: tuple[AuthorizingKafka, Rendering],
     kube_api: KubeApiClient,
     kcat: Kcat,
     tmp_path: Path,
 ) -> None:
-    kafka, rendering = overlay
+    kafka, rendering = installed
     plain = kafka.plaintext_bootstrap_servers
     again = Topic(name="again", record=GpuEvent, key="node")
     asyncio.run(create_topics(KafkaSettings(bootstrap_servers=plain), [again]))
@@ -140,7 +139,7 @@ def test_the_documented_permissions_suffice_for_every_workload_and_command(
 
     try:
         for workload in rendering.services():
-            if workload.name == "gpuledger-agent":
+            if workload.name in {"gpuledger-agent", "gpuledger-reports"}:
                 continue
             own = podwatch if workload.name == "gpuledger-podwatch" else None
             started[workload.name] = start(workload, tmp_path / workload.name, own)

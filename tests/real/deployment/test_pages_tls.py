@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import ssl
 from functools import partial
@@ -11,8 +12,9 @@ import bcrypt
 import pytest
 import yaml
 
-from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually
-from tests.real.deployment.rendering import Rendering, render
+from tests.real.deployment.chart import BROKERS, REPORTS, ROWS, WEB, render, with_secrets
+from tests.real.deployment.installation import eventually
+from tests.real.deployment.rendering import Rendering
 from tests.real.end_to_end.components import Component, refuse_stray_settings
 from tests.real.services import web
 from tests.real.services.certificates import Authority
@@ -23,10 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real.deployment.rendering import Workload
-    from tests.real.services.kustomize import Kustomize
+    from tests.real.services.cluster_tools import Helm
     from tests.real.services.prometheus import Prometheus
 
-PAGES: Final = "overlays/pages-tls"
 PASSWORD: Final = "right"
 PROBES: Final = ("startupProbe", "livenessProbe", "readinessProbe")
 OF_NO_CLUSTER: Final = {
@@ -45,15 +46,18 @@ def documented(key: str) -> Any:  # noqa: ANN401  # any YAML
     return found
 
 
-def fill_in(folder: Path, authority: Authority) -> None:
-    """Replace the placeholders of the three files, as the user of the overlay does."""
+def filled_in_by(authority: Authority) -> dict[str, str]:
+    """Return the content of the Secret, as its user creates it."""
     pair = authority.issue("gpuledger")
-    (folder / "tls.crt").write_bytes(pair.certificate.read_bytes())
-    (folder / "tls.key").write_bytes(pair.key.read_bytes())
     hashed = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(5)).decode()
-    written = (folder / "web.yml").read_text()
-    assert written.count('"PLACEHOLDER"') == 1
-    (folder / "web.yml").write_text(written.replace('"PLACEHOLDER"', f'"{hashed}"'))
+    web = documented("tls_server_config")
+    web["basic_auth_users"] = dict.fromkeys(web["basic_auth_users"], hashed)
+    files = {
+        "tls.crt": pair.certificate.read_bytes(),
+        "tls.key": pair.key.read_bytes(),
+        "web.yml": yaml.safe_dump(web).encode(),
+    }
+    return {name: base64.b64encode(content).decode() for name, content in files.items()}
 
 
 def start(workload: Workload, folder: Path) -> Component:
@@ -85,11 +89,15 @@ def is_answered(url: str, authority: Authority, wanted: set[int]) -> bool:
 
 
 @pytest.fixture
-def filled_in(tmp_path: Path, authority: Authority, kustomize: Kustomize) -> Rendering:
+def filled_in(authority: Authority, helm: Helm) -> Rendering:
     refuse_stray_settings()
-    overlay = copy_of_k8s(tmp_path) / PAGES
-    fill_in(overlay, authority)
-    return render(overlay)
+    rendering = with_secrets(render(BROKERS, WEB, REPORTS, ROWS))
+    content = filled_in_by(authority)
+    secrets = [
+        {**made, "data": content} if made["metadata"]["name"] == "gpuledger-web" else made
+        for made in rendering.objects
+    ]
+    return Rendering(objects=secrets)
 
 
 def status(url: str, authority: Authority, **headers: str) -> int:
@@ -150,36 +158,18 @@ def test_prometheus_scrapes_with_the_documented_configuration(
 
 
 def test_the_pod_monitor_and_the_scrape_job_agree() -> None:
-    job, endpoint = documented("basic_auth"), documented("basicAuth")
+    job, endpoint = documented("basic_auth"), documented("podMonitor")["podMonitor"]["endpoint"]
 
-    assert job["scheme"] == endpoint["scheme"] == "https"
+    assert job["scheme"] == "https"
     assert job["tls_config"]["server_name"] == endpoint["tlsConfig"]["serverName"]
     assert job["basic_auth"].keys() == {"username", "password_file"}
     assert endpoint["basicAuth"].keys() == {"username", "password"}
 
 
-def test_a_leftover_placeholder_is_named(kustomize: Kustomize, tmp_path: Path) -> None:
-    join = start(render(PAGES).workload("gpuledger-join"), tmp_path / "join")
+def test_a_broken_configuration_is_named(helm: Helm, tmp_path: Path) -> None:
+    broken = with_secrets(render(BROKERS, WEB)).workload("gpuledger-join")
+    join = start(broken, tmp_path / "join")
 
     eventually(lambda: join.exit_status() is not None)
     assert join.exit_status() == 2
-    assert re.search(r"(basic_auth_users|cert_file).*", join.log_tail())
-
-
-def test_the_overlay_for_sasl_accepts_the_component_by_the_documented_lines(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
-    k8s = copy_of_k8s(tmp_path)
-    installation = k8s / OVERLAY / "installation"
-    for name in ("web.yml", "tls.crt", "tls.key"):
-        (installation / name).write_text((k8s / PAGES / name).read_text())
-    file = installation / "kustomization.yaml"
-    written, lines = yaml.safe_load(file.read_text()), documented("components")
-    written["components"] = lines["components"]
-    written["secretGenerator"] += lines["secretGenerator"]
-    file.write_text(yaml.safe_dump(written))
-
-    for workload in render(k8s / OVERLAY).services():
-        assert workload.environment()["GPULEDGER_HTTP__WEB_CONFIG_FILE"] in workload.files()
-        assert {workload.container[name]["httpGet"]["scheme"] for name in PROBES} == {"HTTPS"}
-    assert render(k8s / OVERLAY / "topics").workload("gpuledger-topics").files()
+    assert "web.yml" in join.log_tail()

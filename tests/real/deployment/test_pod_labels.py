@@ -1,4 +1,4 @@
-"""overlays/agent-pod-labels on a real API server: its permissions, and an agent with only those.
+"""`agent.readKubelet` on a real API server: its permissions, and an agent with only those.
 
 No kubelet runs here. A port replaces it and does the same with a request for its pods: it asks the
 API server whose token it is (TokenReview) and whether that user may `get` `nodes/pods`, else
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fakes.kubelet_api import FakeKubeletApi
+from tests.real.deployment.chart import BROKERS, POD_LABELS, merged
 from tests.real.deployment.installation import (
     Installation,
     can_i,
-    copy_of_k8s,
     documented_questions,
     eventually,
 )
@@ -25,7 +25,7 @@ from tests.real.deployment.rendering import FIELDS
 from tests.real.deployment.test_cluster import MAY_NOT
 from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.services.certificates import Authority
-from tests.real.services.kustomize import Kubectl
+from tests.real.services.cluster_tools import Helm, Kubectl
 from tests.real.services.starter import running
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tests.real.end_to_end.components import Component
     from tests.real.services.kubernetes import KubeApi
 
-OVERLAY = "overlays/agent-pod-labels"
 AGENT = "gpuledger-agent"
 ACCOUNT = f"system:serviceaccount:{AGENT}:{AGENT}"
 NODE = FIELDS["spec.nodeName"]
@@ -58,21 +57,21 @@ def installation(
     tmp_path_factory: pytest.TempPathFactory,
     own_kube_api: Callable[..., KubeApi],
     kubectl: Kubectl,
+    helm: Helm,
 ) -> Iterator[Installation]:
-    """Apply the overlay; it needs no running brokers."""
+    """Install with this value; it needs no running brokers."""
     refuse_stray_settings()
     folder = tmp_path_factory.mktemp("pod-labels")
     api = own_kube_api(folder=folder / "kubernetes", demands_accounts=True)
-    copy_of_k8s(folder)
     with running(api):
         made = Installation(
             api=api,
             kubectl=Kubectl(binary=kubectl.binary, kubeconfig=api.kubeconfig),
+            helm=Helm(binary=helm.binary, kubeconfig=api.kubeconfig),
             folder=folder,
-            root=OVERLAY,
-            topics="topics",
+            values=merged(BROKERS, POD_LABELS),
         )
-        made.run(["kubectl", "apply", "-k", f"k8s/{OVERLAY}"])
+        made.install()
         made.play_controllers()
         yield made
 

@@ -1,10 +1,9 @@
-"""Each kustomization of k8s/ as rendered: complete, least privileged, accepted by its programs."""
+"""Installations as rendered: complete, least privileged, accepted by their programs."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from textwrap import dedent
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,47 +12,57 @@ import yaml
 from gpuledger_cli.bill import WRONG
 from gpuledger_cli.command import main
 from gpuledger_sinks.registry import KINDS
-from tests.real.deployment.installation import copy_of_k8s
+from tests.real.deployment.chart import (
+    BILL,
+    BROKERS,
+    BUCKET,
+    MIG,
+    POD_LABELS,
+    PRODUCTION,
+    REPORTS,
+    ROOTLESS,
+    ROWS,
+    SECOND,
+    TRIAL,
+    WEB,
+    render,
+    render_chart,
+    with_secrets,
+)
 from tests.real.deployment.rendering import (
     ACCOUNT_TOKEN,
     FIELDS,
-    K8S,
     PUBLISHED,
     Manifest,
     Rendering,
     Workload,
-    kustomizations,
-    render,
     strings,
 )
-from tests.real.services.kustomize import KustomizeError
 from tests.unit.deployment import components
 from tests.unit.deployment.components import ROOT
 from tests.unit.reports.stores import allocated, inventory_row, write_store
 from tests.unit.sinks.store.test_maintainer import fill
 
 if TYPE_CHECKING:
-    from tests.real.services.kustomize import Kubectl, Kustomize
+    from tests.real.services.cluster_tools import Helm
 
 AGENT = "gpuledger-agent"
 PODWATCH = "gpuledger-podwatch"
 CENTRAL = "gpuledger"
-ROOTLESS = "overlays/agent-without-root"
-POD_LABELS = "overlays/agent-pod-labels"
-MIG = "overlays/agent-mig"
-BILL = "overlays/bill"
-REPORTS = "overlays/reports"
-INSTALLATIONS = (
-    "base",
-    ROOTLESS,
-    POD_LABELS,
-    MIG,
-    BILL,
-    REPORTS,
-    "overlays/pages-tls",
-    "overlays/sasl-ssl",
-)
-"""The directories that a user applies as a whole; the topics are applied separately."""
+INSTALLATIONS: dict[str, list[Path | dict[str, Any]]] = {
+    "default": [BROKERS],
+    "without root": [BROKERS, ROOTLESS],
+    "pod labels": [BROKERS, POD_LABELS],
+    "MIG": [BROKERS, MIG],
+    "bill": [BROKERS, BILL],
+    "reports": [BROKERS, REPORTS],
+    "bucket": [BROKERS, REPORTS, BILL, BUCKET],
+    "further sinks": [BROKERS, ROWS, SECOND],
+    "TLS": [BROKERS, WEB, REPORTS],
+    "production": [PRODUCTION],
+    "trial": [TRIAL],
+}
+"""The values of installations; a trial is one release, all others are two."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
 INSPECTED = {
@@ -62,33 +71,27 @@ INSPECTED = {
     "/var/log/pods",
     "/sys/fs/cgroup",
 }
-CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
-REFERENCES = re.compile(
-    r"metadata\.name"
-    r"|spec\.(jobTemplate\.spec\.)?template\.spec\.volumes\.(configMap\.name|(projected\.sources\.)?secret\.(secretN|n)ame)"
-    r"|spec\.template\.spec\.containers\.envFrom\.(configMapRef|secretRef)\.name"
-    r"|spec\.template\.spec\.containers\.env\.valueFrom\.secretKeyRef\.name"
-)
-"""The fields that may contain the name of a ConfigMap or Secret."""
+CLUSTER_KINDS = {"ClusterRole", "ClusterRoleBinding", "PriorityClass"}
 
 
-@pytest.fixture(scope="module", params=kustomizations())
-def rendering(request: pytest.FixtureRequest, kustomize: Kustomize) -> Rendering:
-    """Return one kustomization, rendered; the `kustomize` fixture reports a missing program."""
-    return render(request.param)
+def rendered(name: str) -> Rendering:
+    """Return an installation with every Secret that its pods name."""
+    values = INSTALLATIONS[name]
+    if name != "trial":
+        return with_secrets(render(*values))
+    with TemporaryDirectory() as folder:
+        return with_secrets(render_chart(*values, folder=Path(folder)))
 
 
 @pytest.fixture(scope="module", params=INSTALLATIONS)
-def installation(request: pytest.FixtureRequest, kustomize: Kustomize) -> Rendering:
-    """Return a whole installation, including its topics."""
-    folder = request.param
-    topics = f"{folder}/topics" if folder == "overlays/sasl-ssl" else "topics"
-    return Rendering(objects=[*render(folder).objects, *render(topics).objects])
+def installation(request: pytest.FixtureRequest, helm: Helm) -> Rendering:
+    """Return one installation; the `helm` fixture reports a missing program."""
+    return rendered(request.param)
 
 
 @pytest.fixture
 def settings(installation: Rendering, tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Return the settings with which each continuously running workload would start."""
+    """Return the settings with which each workload with HTTP endpoints would start."""
     return {each.name: each.settings(tmp_path) for each in installation.services()}
 
 
@@ -96,138 +99,44 @@ def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
     return selector.items() <= labels.items()
 
 
-@pytest.mark.parametrize("folder", kustomizations())
-def test_kubectl_renders_the_same(folder: str, kustomize: Kustomize, kubectl: Kubectl) -> None:
-    assert kubectl.kustomize(K8S / folder) == kustomize.build(K8S / folder)
+def test_every_config_map_is_used(installation: Rendering) -> None:
+    made = {found["metadata"]["name"] for found in installation.of_kind("ConfigMap")}
+    used = {text for each in installation.workloads() for _, text in strings(each.pod)}
 
-
-def test_every_component_is_part_of_an_overlay() -> None:
-    folders = [*kustomizations(), *kustomizations(kind="Component")]
-    files = [K8S / folder / "kustomization.yaml" for folder in folders]
-    used = {
-        str((file.parent / name).resolve().relative_to(K8S))
-        for file in files
-        for name in yaml.safe_load(file.read_text()).get("components", [])
-    }
-
-    assert used == set(kustomizations(kind="Component"))
-
-
-def test_a_generated_name_is_used_only_as_the_name_of_a_config_map_or_secret(
-    rendering: Rendering,
-) -> None:
-    """Kustomize writes it wherever it recognizes the name, such as a Role's `resourceNames`."""
-    generated = set(rendering.hashed_names().values())
-    places = {
-        (made["kind"], path)
-        for made in rendering.objects
-        for path, text in strings(made)
-        if any(name in text for name in generated)
-    }
-
-    assert [place for place in places if not REFERENCES.fullmatch(place[1])] == []
-
-
-def test_the_documented_command_prints_every_generated_object_that_must_be_kept(
-    rendering: Rendering,
-) -> None:
-    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
-    (pattern,) = re.findall(r"kubectl kustomize k8s\S+ \| grep -E '(.*?)'", page)
-
-    for name in rendering.hashed_names().values():
-        assert re.search(pattern, f"  name: {name}")
-
-
-def test_a_generated_object_has_the_name_of_no_other_object(rendering: Rendering) -> None:
-    others = [made for made in rendering.objects if made["kind"] not in ("ConfigMap", "Secret")]
-    names = {made["metadata"]["name"] for made in others}
-
-    assert names & rendering.hashed_names().keys() == set()
-
-
-def test_every_config_map_is_generated_and_used(rendering: Rendering) -> None:
-    made = {found["metadata"]["name"] for found in rendering.of_kind("ConfigMap", "Secret")}
-    used = {text for each in rendering.workloads() for _, text in strings(each.pod)}
-
-    assert made == set(rendering.hashed_names().values())
     assert made <= used
 
 
-def test_every_object_that_a_workload_names_is_rendered_too(rendering: Rendering) -> None:
-    for workload in rendering.workloads():
+def test_every_object_that_a_workload_names_is_rendered_too(installation: Rendering) -> None:
+    for workload in installation.workloads():
         named = workload.files().keys() | workload.environment().keys()
         assert named or workload.pod["volumes"], workload.name
         for volume in workload.pod.get("volumes", []):
             if claim := volume.get("persistentVolumeClaim"):
-                rendering.get("PersistentVolumeClaim", claim["claimName"], workload.namespace)
+                installation.get("PersistentVolumeClaim", claim["claimName"], workload.namespace)
         if account := workload.pod.get("serviceAccountName"):
-            rendering.get("ServiceAccount", account, workload.namespace)
+            installation.get("ServiceAccount", account, workload.namespace)
         if priority := workload.pod.get("priorityClassName"):
-            rendering.get("PriorityClass", priority)
+            installation.get("PriorityClass", priority)
 
 
-def test_every_object_that_a_binding_names_is_rendered_too(rendering: Rendering) -> None:
-    for binding in rendering.of_kind("RoleBinding", "ClusterRoleBinding"):
+def test_every_object_that_a_binding_names_is_rendered_too(installation: Rendering) -> None:
+    for binding in installation.of_kind("RoleBinding", "ClusterRoleBinding"):
         role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
-        rendering.get(role["kind"], role["name"], namespace if role["kind"] == "Role" else None)
+        installation.get(role["kind"], role["name"], namespace if role["kind"] == "Role" else None)
         for subject in binding["subjects"]:
-            rendering.get(subject["kind"], subject["name"], subject["namespace"])
+            installation.get(subject["kind"], subject["name"], subject["namespace"])
 
 
-def test_references_follow_names_that_an_overlay_changes_and_the_lease_keeps_its_name(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
-    copy_of_k8s(tmp_path)
-    overlay = tmp_path / "overlay"
-    overlay.mkdir()
-    named = {"namePrefix": "eu-", "nameSuffix": "-2", "resources": ["../k8s/base"]}
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(named))
-    rendering = render(overlay)
-    (role,) = rendering.of_kind("Role")
-
-    test_every_object_that_a_workload_names_is_rendered_too(rendering)
-    test_every_object_that_a_binding_names_is_rendered_too(rendering)
-    assert role["metadata"]["name"] == "eu-gpuledger-podwatch-2"
-    assert role["rules"][0]["resourceNames"] == ["gpuledger-podwatch"]
-
-
-def test_an_overlay_cannot_silently_put_everything_into_one_namespace(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
-    copy_of_k8s(tmp_path)
-    overlay = tmp_path / "overlay"
-    overlay.mkdir()
-    named = {"namespace": "elsewhere", "resources": ["../k8s/base"]}
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(named))
-
-    with pytest.raises(KustomizeError, match="ID conflict"):
-        render(overlay)
-
-
-def test_the_agent_has_its_own_namespace(installation: Rendering) -> None:
-    found = {each.name: each.namespace for each in installation.workloads()}
-
-    assert found.pop(AGENT) == "gpuledger-agent"
-    assert set(found.values()) == {CENTRAL}
-    for made in installation.objects:
-        namespace = made["metadata"].get("namespace")
-        assert (namespace is None) == (made["kind"] in CLUSTER_KINDS), made
-        if namespace is not None:
-            installation.get("Namespace", namespace)
-
-
-def test_only_the_agents_namespace_admits_pods_that_need_more_than_restricted(
-    installation: Rendering,
-) -> None:
-    levels = {
-        made["metadata"]["name"]: {
-            made["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"]
-            for mode in ("enforce", "audit", "warn")
-        }
-        for made in installation.of_kind("Namespace")
-    }
-
-    assert levels == {CENTRAL: {"restricted"}, "gpuledger-agent": {"privileged"}}
+def test_the_agent_has_its_own_namespace_except_in_a_trial(helm: Helm) -> None:
+    for name in INSTALLATIONS:
+        installation = rendered(name)
+        found = {each.name: each.namespace for each in installation.workloads()}
+        own = CENTRAL if name == "trial" else "gpuledger-agent"
+        assert found.pop(AGENT) == own
+        assert set(found.values()) == {CENTRAL}
+        for made in installation.objects:
+            namespace = made["metadata"].get("namespace")
+            assert (namespace is None) == (made["kind"] in CLUSTER_KINDS), made
 
 
 def test_every_image_is_started_by_a_workload(installation: Rendering) -> None:
@@ -236,31 +145,41 @@ def test_every_image_is_started_by_a_workload(installation: Rendering) -> None:
     assert started | {"reports"} == set(components.targets())
 
 
-def test_the_reports_read_the_store_that_the_sink_writes(
-    kustomize: Kustomize, tmp_path: Path
+@pytest.mark.parametrize("name", ["reports", "bucket", "trial"])
+def test_every_program_uses_the_store_that_the_sink_writes(
+    name: str, helm: Helm, tmp_path: Path
 ) -> None:
-    rendering = render(REPORTS)
-    reports = rendering.workload("gpuledger-reports")
-    sink = rendering.workload("gpuledger-sink-store")
-    read, written = (
-        each.settings(tmp_path)["store"]["uri"].removeprefix(str(tmp_path / each.name))
-        for each in (reports, sink)
-    )
-    (mount,) = (one for one in reports.container["volumeMounts"] if one["name"] == "store")
+    installation = rendered(name)
+    users = [
+        each
+        for each in installation.workloads()
+        if each.name.rpartition("-")[2] in {"store", "maintain", "reports", "bill"}
+    ]
+    store = {
+        (found["GPULEDGER_STORE__URI"], found.get("GPULEDGER_STORE__STORAGE_OPTIONS"))
+        for found in (each.environment() for each in users)
+    }
+    reports = installation.workload("gpuledger-reports")
+    sink = installation.workload("gpuledger-sink-store").settings(tmp_path)["store"]
 
-    assert read == written
-    assert mount["readOnly"]
-    assert {
-        one["persistentVolumeClaim"]["claimName"]
-        for each in (reports, sink)
-        for one in each.pod["volumes"]
-        if "persistentVolumeClaim" in one
-    } == {"gpuledger-store"}
+    assert len(users) >= 3
+    assert len(store) == 1
+    assert reports.settings(tmp_path)["store"]["storage_options"] == sink["storage_options"]
+    if name == "bucket":
+        assert sink["uri"] == "s3://ledger/gpuledger"
+        assert sink["storage_options"].keys() == {"aws_region"}  # values are not printed
+        assert all("AWS_ACCESS_KEY_ID" in each.environment() for each in users)
+        assert not installation.of_kind("PersistentVolumeClaim")
+    else:
+        # All continuous users of a volume are in one pod, because only one node can mount it.
+        pods = [each.pod for each in users if each.manifest["kind"] == "Deployment"]
+        assert all(pod == pods[0] for pod in pods)
+        (mount,) = (one for one in reports.container["volumeMounts"] if one["name"] == "store")
+        assert mount["readOnly"]
 
 
-def test_the_overlay_pulls_every_image_from_its_registry(kustomize: Kustomize) -> None:
-    folder = "overlays/sasl-ssl"
-    workloads = [*render(folder).workloads(), *render(f"{folder}/topics").workloads()]
+def test_production_pulls_every_image_from_its_registry(helm: Helm) -> None:
+    workloads = rendered("production").workloads()
 
     assert {each.container["image"].partition("/")[0] for each in workloads} == {
         "registry.example.com"
@@ -271,9 +190,15 @@ def test_every_path_in_arguments_and_variables_is_a_file_that_is_mounted(
     installation: Rendering,
 ) -> None:
     for workload in installation.workloads():
-        words = [*workload.container["args"], *workload.environment().values()]
-        named = [word for word in words if word.startswith("/")]
-        assert set(named) <= workload.files().keys(), workload.name
+        variables = workload.environment()
+        store = variables.pop("GPULEDGER_STORE__URI", "")
+        words = [*workload.container["args"], *variables.values()]
+        named = [word.rpartition("=")[2] for word in words if "/" in word and "://" not in word]
+        paths = {word for word in named if word.startswith("/")}
+        assert paths <= workload.files().keys(), workload.name
+        if store.startswith("/"):
+            mounts = [one["mountPath"] for one in workload.container["volumeMounts"]]
+            assert str(Path(store).parent) in mounts
 
 
 def test_a_component_accepts_its_arguments_files_and_environment(
@@ -300,12 +225,11 @@ def test_the_settings_file_takes_effect(settings: dict[str, dict[str, Any]]) -> 
     assert settings[AGENT]["source"] == "nvml"
     assert settings[PODWATCH]["lease"]["enabled"]
     assert settings["gpuledger-join"]["kafka"]["client_id"] == "gpuledger-join"
-    assert "localhost" not in settings["gpuledger-sink-remote-write"]["remote_write"]["url"]
+    assert settings["gpuledger-sink-store"]["kafka"]["client_id"] == "gpuledger-sink"
 
 
-def test_the_overlay_has_its_own_receivers(kustomize: Kustomize, tmp_path: Path) -> None:
-    """Merged over the base's, under the name that the base's sinks mount."""
-    loaded = render("overlays/sasl-ssl").workload("gpuledger-sink-alerts").settings(tmp_path)
+def test_production_has_its_own_receivers(helm: Helm, tmp_path: Path) -> None:
+    loaded = rendered("production").workload("gpuledger-sink-alerts").settings(tmp_path)
 
     assert loaded["alerts"]["urls"] == ["https://alertmanager.example.com"]
     assert loaded["remote_write"]["url"] == "https://prometheus.example.com/api/v1/write"
@@ -314,12 +238,20 @@ def test_the_overlay_has_its_own_receivers(kustomize: Kustomize, tmp_path: Path)
 def test_a_container_opens_the_port_on_which_its_program_listens(
     installation: Rendering, settings: dict[str, dict[str, Any]]
 ) -> None:
-    opened = {each.name: each.container["ports"] for each in installation.services()}
-
-    assert opened == {
-        name: [{"name": "http", "containerPort": components.listen_port(loaded)}]
-        for name, loaded in settings.items()
+    opened = {
+        each.name: [port["containerPort"] for port in each.container["ports"]]
+        for each in installation.services()
     }
+
+    assert opened == {name: [components.listen_port(loaded)] for name, loaded in settings.items()}
+
+
+def test_no_pod_has_two_ports_of_one_name(installation: Rendering) -> None:
+    for workload in installation.services():
+        names = [
+            port["name"] for one in workload.pod["containers"] for port in one.get("ports", [])
+        ]
+        assert len(names) == len(set(names))
 
 
 def test_a_component_is_probed_on_that_port_and_has_resource_limits(
@@ -329,7 +261,8 @@ def test_a_component_is_probed_on_that_port_and_has_resource_limits(
     for workload in installation.services():
         probes = {name: workload.container[name]["httpGet"] for name in pages}
         over_tls = "GPULEDGER_HTTP__WEB_CONFIG_FILE" in workload.environment()
-        where = {"port": "http", **({"scheme": "HTTPS"} if over_tls else {})}
+        (opened,) = workload.container["ports"]
+        where = {"port": opened["name"], **({"scheme": "HTTPS"} if over_tls else {})}
         assert probes == {name: {"path": path, **where} for name, path in pages.items()}
         assert workload.pod["terminationGracePeriodSeconds"] > 10
         assert {"cpu", "memory"} <= workload.container["resources"]["requests"].keys()
@@ -351,71 +284,89 @@ def test_a_service_leads_to_the_port_of_its_pods(installation: Rendering) -> Non
             made
             for made in installation.of_kind("Service")
             if made["metadata"]["namespace"] == workload.namespace
-            and matches(made["spec"]["selector"], workload.labels)
+            and made["metadata"]["name"] == workload.name
         ]
         (opened,) = workload.container["ports"]
+        assert matches(service["spec"]["selector"], workload.labels)
         assert service["spec"]["ports"] == [
             {"name": "http", "port": opened["containerPort"], "targetPort": opened["name"]}
         ]
 
 
 def test_a_policy_admits_traffic_only_on_that_port(installation: Rendering) -> None:
-    found = {
-        policy["metadata"]["namespace"]: policy["spec"]
-        for policy in installation.of_kind("NetworkPolicy")
+    policies = installation.of_kind("NetworkPolicy")
+    found = [one for one in policies if not one["metadata"]["name"].endswith("-kafka")]
+    opened = {
+        (each.namespace, port["name"])
+        for each in installation.services()
+        for port in each.container["ports"]
     }
 
-    assert found.keys() == {each.namespace for each in installation.workloads()}
-    for spec in found.values():
-        assert spec == {
-            "podSelector": {},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {
-                    "from": [{"namespaceSelector": {"matchLabels": SCRAPERS}}],
-                    "ports": [{"port": "http", "protocol": "TCP"}],
-                }
-            ],
-        }
+    assert {
+        (one["metadata"]["namespace"], port["port"])
+        for one in found
+        for port in one["spec"]["ingress"][0]["ports"]
+    } == opened
+    for policy in found:
+        (rule,) = policy["spec"]["ingress"]
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        assert rule["from"] == [{"namespaceSelector": {"matchLabels": SCRAPERS}}]
+        for each in installation.workloads():
+            if each.namespace == policy["metadata"]["namespace"]:
+                assert matches(policy["spec"]["podSelector"]["matchLabels"], each.labels)
 
 
-def test_the_documented_patch_lets_another_namespace_scrape(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
-    copy_of_k8s(tmp_path)
-    overlay = tmp_path / "k8s" / "overlays" / "elsewhere"
-    overlay.mkdir()
-    (patch,) = re.findall(
-        r"```yaml\n(patches:\n.*?NetworkPolicy.*?)```",
-        (ROOT / "docs" / "guides" / "kubernetes.md").read_text(),
-        re.DOTALL,
+def test_only_pods_of_a_trial_may_connect_to_its_kafka(helm: Helm) -> None:
+    installation = rendered("trial")
+    kafka = installation.get("StatefulSet", "gpuledger-kafka", CENTRAL)
+    policy = installation.get("NetworkPolicy", "gpuledger-kafka", CENTRAL)["spec"]
+    ((peer,),) = (rule["from"] for rule in policy["ingress"])
+    labels = kafka["spec"]["template"]["metadata"]["labels"]
+
+    assert matches(policy["podSelector"]["matchLabels"], labels)
+    for each in installation.workloads():
+        assert matches(peer["podSelector"]["matchLabels"], each.labels)
+        assert not matches(policy["podSelector"]["matchLabels"], each.labels)
+
+
+def test_a_trial_has_the_kafka_of_compose(helm: Helm) -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["kafka"]
+    kafka = rendered("trial").get("StatefulSet", "gpuledger-kafka", CENTRAL)
+    (container,) = kafka["spec"]["template"]["spec"]["containers"]
+    given = {one["name"]: one["value"] for one in container["env"]}
+    same = {name for name in given if name in compose["environment"]} - {
+        "KAFKA_LISTENERS",
+        "KAFKA_ADVERTISED_LISTENERS",
+        "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP",
+        "KAFKA_CONTROLLER_QUORUM_VOTERS",
+        "KAFKA_LOG_DIRS",
+    }
+
+    assert container["image"] == compose["image"]
+    assert {name: given[name] for name in same} == {
+        name: compose["environment"][name] for name in same
+    }
+    brokers = rendered("trial").workload("gpuledger-join").environment()
+    assert (
+        given["KAFKA_ADVERTISED_LISTENERS"].removeprefix("PLAINTEXT://")
+        == (brokers["GPULEDGER_KAFKA__BOOTSTRAP_SERVERS"])
     )
-    made = {"resources": ["../../base"], **yaml.safe_load(patch)}
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(made))
-
-    policies = render(overlay).of_kind("NetworkPolicy")
-    assert len(policies) == 2
-    for policy in policies:
-        (source,) = policy["spec"]["ingress"][0]["from"]
-        assert source == {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}
-        }
 
 
 def test_there_is_a_sink_of_each_kind_and_those_that_write_to_kafka_are_optional(
-    kustomize: Kustomize, tmp_path: Path
+    helm: Helm, tmp_path: Path
 ) -> None:
     kinds = {
-        folder: [
-            sink.settings(tmp_path / folder)["kind"]
-            for sink in render(folder).services()
+        name: {
+            sink.settings(tmp_path / name)["kind"]
+            for sink in rendered(name).services()
             if sink.stage.name == "sinks"
-        ]
-        for folder in INSTALLATIONS
+        }
+        for name in ("default", "further sinks")
     }
 
-    assert set(kinds["base"]) == set(KINDS) - {"rows"}
-    assert set(kinds["overlays/sasl-ssl"]) == set(KINDS)
+    assert kinds["default"] == set(KINDS) - {"rows"}
+    assert kinds["further sinks"] == set(KINDS)
 
 
 def test_the_topics_are_created_by_an_existing_command(installation: Rendering) -> None:
@@ -438,7 +389,11 @@ def brokers_of(workload: Workload) -> dict[str, str]:
 
 def test_every_volume_is_mounted_and_every_mount_has_a_volume(installation: Rendering) -> None:
     for workload in installation.workloads():
-        mounts = [mount["name"] for mount in workload.container.get("volumeMounts", [])]
+        mounts = {
+            mount["name"]
+            for one in workload.pod["containers"]
+            for mount in one.get("volumeMounts", [])
+        }
         volumes = [volume["name"] for volume in workload.pod.get("volumes", [])]
         assert sorted(mounts) == sorted(volumes)
 
@@ -452,7 +407,11 @@ def test_only_the_agent_mounts_host_directories_and_it_writes_only_to_its_spool(
             for volume in workload.pod.get("volumes", [])
             if "hostPath" in volume
         }
-        mounts = [mount for mount in workload.container["volumeMounts"] if mount["name"] in volumes]
+        mounts = [
+            mount
+            for mount in workload.container.get("volumeMounts", [])
+            if mount["name"] in volumes
+        ]
         is_agent = workload.name == AGENT
         of_agent = {*INSPECTED, SPOOL} if is_root(workload) else {"/var/log/containers"}
         assert set(volumes.values()) == (of_agent if is_agent else set())
@@ -467,17 +426,17 @@ def is_root(workload: Workload) -> bool:
     return bool(workload.pod["securityContext"]["runAsUser"] == 0)
 
 
-def test_only_the_agent_runs_as_root_and_an_overlay_avoids_that(kustomize: Kustomize) -> None:
+def test_only_the_agent_runs_as_root_and_a_value_avoids_that(helm: Helm) -> None:
     found = {
-        folder: [each.name for each in render(folder).workloads() if is_root(each)]
-        for folder in INSTALLATIONS
+        name: [each.name for each in rendered(name).workloads() if is_root(each)]
+        for name in INSTALLATIONS
     }
 
-    assert found == {folder: [] if folder == ROOTLESS else [AGENT] for folder in INSTALLATIONS}
+    assert found == {name: [] if name == "without root" else [AGENT] for name in INSTALLATIONS}
 
 
-def test_without_root_the_agent_spools_to_a_writable_directory(kustomize: Kustomize) -> None:
-    agent = render(ROOTLESS).workload(AGENT)
+def test_without_root_the_agent_spools_to_a_writable_directory(helm: Helm) -> None:
+    agent = rendered("without root").workload(AGENT)
     (mount,) = [one for one in agent.container["volumeMounts"] if one["mountPath"] == SPOOL]
     (volume,) = [one for one in agent.pod["volumes"] if one["name"] == mount["name"]]
 
@@ -495,36 +454,21 @@ def test_the_agents_settings_name_the_mounted_host_directories(
     assert settings[AGENT]["spool"]["directory"] == SPOOL
 
 
-def test_the_store_is_kept_on_its_volume(
-    installation: Rendering, settings: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    name = "gpuledger-sink-store"
-    mounts = installation.workload(name).container["volumeMounts"]
-    (mount,) = [mount for mount in mounts if mount["name"] == "store"]
-
-    # The place where `lay_out` puts the container's root.
-    root = f"{tmp_path / name}"
-    assert settings[name]["store"]["uri"].startswith(f"{root}{mount['mountPath']}/")
-
-
-def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
-    kustomize: Kustomize, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_bill_is_closed_as_rendered(
+    helm: Helm, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For the one existing day, instead of last month; a second run finds nothing to add."""
-    rendering = render(BILL)
-    job = rendering.workload("gpuledger-bill")
-    laid_out = job.lay_out(tmp_path)
-    store = rendering.workload("gpuledger-sink-store").settings(tmp_path)["store"]["uri"]
+    laid_out = rendered("bill").workload("gpuledger-bill").lay_out(tmp_path)
     command = [word.replace("lastmonth", "2026-10-01") for word in laid_out.argv[1:]]
-    (given,) = [word for word in command if word.startswith("--store=")]
+    store = laid_out.environment["GPULEDGER_STORE__URI"]
+    monkeypatch.setenv("GPULEDGER_STORE__URI", store)
     write_store(
-        Path(given.partition("=")[2]),
+        Path(store),
         usage_hourly=[allocated(hour, "a", model="NVIDIA H100") for hour in range(24)],
         inventory=[inventory_row(model="NVIDIA H100")],
     )
 
     assert command != laid_out.argv[1:]
-    assert Path(given).name == Path(store).name
     assert main(command) == 0
     assert "closed as revision 1: 1 lines, 60.00 USD" in capsys.readouterr().out
     assert main(command) == 0
@@ -532,86 +476,39 @@ def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
 
 
 def test_the_store_of_the_sink_is_maintained_as_rendered(
-    kustomize: Kustomize, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    helm: Helm, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rendering = render("base")
-    job, sink = (
-        rendering.workload(f"gpuledger-{name}") for name in ("store-maintain", "sink-store")
-    )
-    command = job.lay_out(tmp_path).argv[1:]
-    store = Path(sink.settings(tmp_path)["store"]["uri"])
-    (given,) = [word for word in command if word.startswith("--store=")]
-    fill(Path(given.partition("=")[2]), commits=1)
+    laid_out = rendered("default").workload("gpuledger-store-maintain").lay_out(tmp_path)
+    store = laid_out.environment["GPULEDGER_STORE__URI"]
+    monkeypatch.setenv("GPULEDGER_STORE__URI", store)
+    fill(Path(store), commits=1)
+    *once, every = laid_out.argv[1:]
 
-    assert Path(given.partition("=")[2]).name == store.name
-    assert main(command) == 0
+    assert every == "--every=10m"
+    assert main(once) == 0
     assert "sum up" in capsys.readouterr().out
+
+
+def test_a_bucket_is_maintained_by_a_job_that_never_runs_twice(helm: Helm) -> None:
+    job = rendered("bucket").workload("gpuledger-store-maintain")
+
+    assert job.command[1:] == ["store", "maintain"]
+    assert job.manifest["kind"] == "CronJob"
     assert job.manifest["spec"]["concurrencyPolicy"] == "Forbid"
-    (beside,) = job.pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert [each.name for each in _selected(rendering, beside["labelSelector"])] == [sink.name]
+    assert "affinity" not in job.pod
 
 
-@pytest.mark.parametrize(
-    ("page", "workload", "mounted"),
-    [
-        ("guides/close-a-month.md", "gpuledger-bill", "/etc/gpuledger/prices.yaml"),
-        ("guides/reports-api.md", "gpuledger-reports", "/etc/gpuledger-prices/prices.yaml"),
-    ],
-)
-def test_the_documented_lines_add_the_bill_with_its_prices_to_a_copy_of_the_overlay(
-    page: str, workload: str, mounted: str, kustomize: Kustomize, tmp_path: Path
-) -> None:
-    central = copy_of_k8s(tmp_path) / "overlays" / "sasl-ssl" / "central"
-    _put_at_the_head(central / "kustomization.yaml", _documented(page, "components"))
-    (central / "prices.yaml").write_text("prices: []\n")
-    made = render(central.parent).workload(workload)
-
-    assert made.files()[mounted] == b"prices: []\n"
-    assert made.container["image"].startswith("registry.example.com/")
-
-
-def test_the_reports_use_the_mounted_prices(kustomize: Kustomize, tmp_path: Path) -> None:
-    reports = render(REPORTS).workload("gpuledger-reports")
+def test_the_reports_use_the_mounted_prices(helm: Helm, tmp_path: Path) -> None:
+    reports = rendered("reports").workload("gpuledger-reports")
     prices = Path(reports.settings(tmp_path)["prices"])
 
-    assert prices.read_bytes() == (K8S / REPORTS / "prices.yaml").read_bytes()
-
-
-def test_the_documented_patch_makes_the_reports_read_a_store_elsewhere(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
-    overlay = copy_of_k8s(tmp_path) / "overlays" / "reports"
-    _put_at_the_head(
-        overlay / "kustomization.yaml", _documented("guides/reports-api.md", "patches")
-    )
-    reports = render(overlay).workload("gpuledger-reports")
-
-    assert reports.settings(tmp_path)["store"]["uri"] == "s3://books/gpuledger"
-    assert "affinity" not in reports.pod
-    assert {volume["name"] for volume in reports.pod["volumes"]} == {"settings", "prices"}
-    assert {mount["name"] for mount in reports.container["volumeMounts"]} == {"settings", "prices"}
-
-
-def _documented(page: str, key: str) -> dict[str, list[Any]]:
-    """Return the block of a page of docs/ that begins with this list of a kustomization."""
-    text = (ROOT / "docs" / page).read_text()
-    blocks = map(dedent, re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
-    (lines,) = (block for block in blocks if block.startswith(f"{key}:\n"))
-    loaded: dict[str, list[Any]] = yaml.safe_load(lines)
-    return loaded
-
-
-def _put_at_the_head(file: Path, added: dict[str, list[Any]]) -> None:
-    merged = yaml.safe_load(file.read_text())
-    for name, more in added.items():
-        merged[name] = [*more, *merged.get(name, [])]
-    file.write_text(yaml.safe_dump(merged))
+    assert yaml.safe_load(prices.read_text()) == REPORTS["prices"]
 
 
 def test_the_bill_runs_on_the_node_of_the_stores_volume_and_is_not_retried_after_a_final_error(
-    kustomize: Kustomize,
+    helm: Helm,
 ) -> None:
-    rendering = render(BILL)
+    rendering = rendered("bill")
     job, sink = (rendering.workload(f"gpuledger-{name}") for name in ("bill", "sink-store"))
     spec = job.manifest["spec"]["jobTemplate"]["spec"]
     (beside,) = job.pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -626,7 +523,8 @@ def test_the_bill_runs_on_the_node_of_the_stores_volume_and_is_not_retried_after
     ]
 
     assert claims[0] == claims[1]
-    assert [each.name for each in _selected(rendering, beside["labelSelector"])] == [sink.name]
+    selected = _selected(rendering, beside["labelSelector"])
+    assert {each.manifest["metadata"]["name"] for each in selected} == {sink.name}
     assert job.manifest["spec"]["concurrencyPolicy"] == "Forbid"
     assert codes == {"containerName": "bill", "operator": "In", "values": [WRONG]}
 
@@ -693,10 +591,10 @@ def title(made: Manifest) -> str:
     return str(made["metadata"]["name"])
 
 
-def test_nothing_grants_permission_to_run_commands_in_every_pod(rendering: Rendering) -> None:
+def test_nothing_grants_permission_to_run_commands_in_every_pod(installation: Rendering) -> None:
     granted = {
         (group, resource, verb)
-        for role in rendering.of_kind("ClusterRole", "Role")
+        for role in installation.of_kind("ClusterRole", "Role")
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
@@ -706,9 +604,9 @@ def test_nothing_grants_permission_to_run_commands_in_every_pod(rendering: Rende
 
 
 def test_the_token_for_the_kubelet_is_the_one_that_the_agent_presents(
-    kustomize: Kustomize, tmp_path: Path
+    helm: Helm, tmp_path: Path
 ) -> None:
-    agent = render(POD_LABELS).workload(AGENT)
+    agent = rendered("pod labels").workload(AGENT)
     api = agent.settings(tmp_path)["kubelet"]["api"]
     # The place where `lay_out` puts the container's root.
     paths = {one: api[one].removeprefix(f"{tmp_path / AGENT}") for one in ("token_file", "ca_file")}
@@ -726,14 +624,14 @@ def test_the_token_for_the_kubelet_is_the_one_that_the_agent_presents(
 
 
 def test_the_agent_requests_all_mig_instances_with_the_capability_that_the_runtime_requires(
-    kustomize: Kustomize,
+    helm: Helm,
 ) -> None:
     """NVIDIA's runtime starts no container with the variable and without SYS_ADMIN."""
-    for folder in INSTALLATIONS:
-        agent = render(folder).workload(AGENT)
+    for name in INSTALLATIONS:
+        agent = rendered(name).workload(AGENT)
         monitors = agent.environment().get("NVIDIA_MIG_MONITOR_DEVICES")
         security = agent.container["securityContext"]
-        assert monitors == ("all" if folder == MIG else None)
+        assert monitors == ("all" if name == "MIG" else None)
         assert security["capabilities"].get("add") == (["SYS_ADMIN"] if monitors else None)
         # Kubernetes requires this with SYS_ADMIN in any case.
         assert security["allowPrivilegeEscalation"] == bool(monitors)
@@ -756,6 +654,8 @@ def test_the_pods_of_a_pair_are_spread_and_stopped_one_by_one(
     installation: Rendering, name: str
 ) -> None:
     workload = installation.workload(name)
+    if workload.manifest["spec"]["replicas"] == 1:
+        return  # a trial
     (spread,) = workload.pod["topologySpreadConstraints"]
     (apart,) = workload.pod["affinity"]["podAntiAffinity"][
         "preferredDuringSchedulingIgnoredDuringExecution"
@@ -766,7 +666,7 @@ def test_the_pods_of_a_pair_are_spread_and_stopped_one_by_one(
         if made["metadata"]["name"] == name
     ]
 
-    assert workload.manifest["spec"]["replicas"] == 2
+    assert workload.manifest["spec"]["replicas"] >= 2
     assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
         "topology.kubernetes.io/zone",
         "ScheduleAnyway",
@@ -782,7 +682,7 @@ def test_the_pods_of_a_pair_are_spread_and_stopped_one_by_one(
 def test_a_selector_matches_only_its_own_pods(installation: Rendering) -> None:
     for workload in installation.services():
         found = _selected(installation, workload.manifest["spec"]["selector"])
-        assert [each.name for each in found] == [workload.name]
+        assert all(each.manifest == workload.manifest for each in found)
 
 
 def _selected(rendering: Rendering, selector: Manifest) -> list[Workload]:

@@ -1,4 +1,4 @@
-"""The overlay for SASL over TLS, filled in: each workload's settings connect to a real broker."""
+"""SASL over TLS: the settings of each component connect to a real broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import pytest
-import yaml
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -21,9 +20,9 @@ from gpuledger_cli.kafka_options import TopicsSettings
 from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_sinks.settings import SinkSettings
-from tests.real.deployment.installation import OVERLAY, SECOND_CLUSTER, copy_of_k8s, fill_in
-from tests.real.deployment.rendering import K8S, Rendering, Workload, render
-from tests.unit.deployment.components import ROOT
+from tests.real.deployment.chart import EDGE, PRODUCTION, ROWS, render, with_secrets
+from tests.real.deployment.installation import LOGIN_PREFIX, PAGE, on, with_logins
+from tests.real.deployment.rendering import Rendering, Workload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from tests.real.services.kustomize import Kustomize
+    from tests.real.services.cluster_tools import Helm
     from tests.real.services.secure_kafka import SecureKafka
 
 MODELS: Final[dict[str, type[msgspec.Struct]]] = {
@@ -53,8 +52,7 @@ WORKLOADS: Final = (
     "gpuledger-topics",
 )
 SECRET: Final = "/run/secrets/kafka"
-PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
-HASH: Final = re.compile(r"-[bcdfghkmt2456789]{10}$")
+WITHOUT_KAFKA: Final = ("store-maintain", "reports", "bill")
 
 
 @pytest.fixture(autouse=True)
@@ -66,20 +64,14 @@ async def _let_connections_end() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def filled_in(tmp_path: Path, secure_kafka: SecureKafka, kustomize: Kustomize) -> Rendering:
-    """Return the overlay as its user applies it, with the topics' Job."""
-    overlay = copy_of_k8s(tmp_path) / OVERLAY
-    fill_in(overlay, secure_kafka)
-    return both(overlay)
-
-
-def both(overlay: Path) -> Rendering:
-    return Rendering(objects=[*render(overlay).objects, *render(overlay / "topics").objects])
+def filled_in(secure_kafka: SecureKafka, helm: Helm) -> Rendering:
+    """Return the production preset with all sinks, as its user installs it."""
+    return with_logins(render(PRODUCTION, ROWS, on(secure_kafka)), secure_kafka)
 
 
 def on_kafka(rendering: Rendering) -> list[Workload]:
-    """Return the workloads that connect to Kafka; the maintenance of the store does not."""
-    return [each for each in rendering.workloads() if each.name != "gpuledger-store-maintain"]
+    """Return the workloads that connect to Kafka."""
+    return [each for each in rendering.workloads() if not each.name.endswith(WITHOUT_KAFKA)]
 
 
 def kafka_settings(workload: Workload, folder: Path) -> KafkaSettings:
@@ -99,8 +91,8 @@ def kafka_settings(workload: Workload, folder: Path) -> KafkaSettings:
     return kafka
 
 
-def test_the_overlay_has_every_workload(kustomize: Kustomize) -> None:
-    assert {each.name for each in on_kafka(both(K8S / OVERLAY))} == set(WORKLOADS)
+def test_every_workload_on_kafka_is_tested(filled_in: Rendering) -> None:
+    assert {each.name for each in on_kafka(filled_in)} == set(WORKLOADS)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -119,26 +111,18 @@ async def test_a_workload_logs_in_with_the_mounted_files(
     assert secure_kafka.users[name] not in "".join(workload.environment().values())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [WORKLOADS[0], *(pytest.param(one, marks=pytest.mark.extended) for one in WORKLOADS[1:])],
-)
-async def test_a_leftover_placeholder_is_named(
-    kustomize: Kustomize, tmp_path: Path, name: str
-) -> None:
-    settings = kafka_settings(both(K8S / OVERLAY).workload(name), tmp_path)
+async def test_a_broken_certificate_is_named(helm: Helm, tmp_path: Path) -> None:
+    agent = with_secrets(render(PRODUCTION)).workload(WORKLOADS[0])
 
     with pytest.raises(GpuledgerError, match=rf"ssl_ca_file.*{SECRET}/ca\.crt"):
-        await KafkaBus(settings).partitions("any")
+        await KafkaBus(kafka_settings(agent, tmp_path)).partitions("any")
 
 
-async def test_agent_and_podwatch_of_a_second_cluster_log_in_under_its_name_and_nothing_else_runs(
-    secure_kafka: SecureKafka, kustomize: Kustomize, tmp_path: Path
+async def test_agent_and_podwatch_of_a_further_cluster_log_in_under_its_name_and_nothing_else_runs(
+    secure_kafka: SecureKafka, helm: Helm, tmp_path: Path
 ) -> None:
     """Each has its own user and password; nothing else is installed."""
-    overlay = copy_of_k8s(tmp_path) / SECOND_CLUSTER
-    fill_in(overlay, secure_kafka, users=2)
-    rendering = render(overlay)
+    rendering = with_logins(render(EDGE, on(secure_kafka), central="podwatch"), secure_kafka)
     workloads = {each.name: each for each in rendering.workloads()}
     assert set(workloads) == {"gpuledger-agent", "gpuledger-podwatch"}
     for name, workload in workloads.items():
@@ -151,28 +135,7 @@ async def test_agent_and_podwatch_of_a_second_cluster_log_in_under_its_name_and_
         assert [user for user, password in secure_kafka.users.items() if password in mounted] == [
             name
         ]
-        assert workload.settings(tmp_path / "loaded" / name)["cluster"] == "second"
-
-
-def test_a_second_cluster_has_everything_that_its_two_workloads_have_in_the_base(
-    kustomize: Kustomize,
-) -> None:
-    """The overlay changes only brokers, login and name, not permissions, endpoints or policies."""
-    whole = {
-        (made["kind"], made["metadata"]["name"]): made
-        for made in render("base").objects
-        if made["kind"] not in ("ConfigMap", "Secret", "DaemonSet", "Deployment")
-    }
-    second = {
-        (made["kind"], made["metadata"]["name"]): made
-        for made in render(SECOND_CLUSTER).objects
-        if made["kind"] not in ("ConfigMap", "Secret", "DaemonSet", "Deployment")
-    }
-    assert second.items() <= whole.items()
-    left_out = {name for _, name in whole.keys() - second.keys()}
-    assert left_out
-    others = ("gpuledger-join", "gpuledger-sink-", "gpuledger-store")
-    assert [name for name in left_out if not name.startswith(others)] == []
+        assert workload.settings(tmp_path / "loaded" / name)["cluster"] == "eu-west-1"
 
 
 def test_each_workload_has_its_own_user_and_no_other_users_password(
@@ -190,75 +153,46 @@ def test_each_workload_has_its_own_user_and_no_other_users_password(
         ]
 
 
-def test_client_certificates_replace_the_users_with_the_commented_lines(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
-    overlay = copy_of_k8s(tmp_path) / OVERLAY
-    env = overlay / "installation" / "kafka.env"
-    lines = env.read_text().replace("SASL_SSL", "SSL").replace("#GPULEDGER", "GPULEDGER")
-    env.write_text("\n".join(line for line in lines.splitlines() if "__SASL_" not in line))
-    for file in overlay.glob("*/kustomization.yaml"):
-        (file.parent / "tls.crt").write_text("a certificate")
-        (file.parent / "tls.key").write_text("its key")
-        of_login = re.compile(r"literals: \[username=.*\]\n    files: \[password.*\]")
-        file.write_text(of_login.sub("files: [tls.crt, tls.key]", file.read_text()))
-    workloads = on_kafka(both(overlay))
+def test_client_certificates_replace_the_users(helm: Helm, tmp_path: Path) -> None:
+    values = {"kafka": {"securityProtocol": "SSL", "clientCertificates": True}}
+    rendering = with_secrets(render(PRODUCTION, ROWS, values))
 
-    assert {each.name for each in workloads} == set(WORKLOADS)
-    for workload in workloads:
+    for workload in on_kafka(rendering):
         kafka = kafka_settings(workload, tmp_path / "files")
-        assert (kafka.security_protocol, kafka.sasl_username) == ("SSL", "")
+        environment = workload.environment()
+        assert kafka.security_protocol == "SSL"
+        assert not [name for name in environment if "SASL_PASSWORD" in name]
         assert kafka.ssl_cert_file
         assert kafka.ssl_key_file
-        assert kafka.ssl_cert_file.read_text() == "a certificate"
-        assert kafka.ssl_key_file.read_text() == "its key"
+        assert kafka.ssl_cert_file.read_text() == kafka.ssl_key_file.read_text() == "secret"
 
 
-def test_brokers_without_a_login_need_one_line_and_no_secret(
-    kustomize: Kustomize, tmp_path: Path
+def test_brokers_without_authentication_need_only_their_addresses(
+    helm: Helm, tmp_path: Path
 ) -> None:
-    overlay = copy_of_k8s(tmp_path) / OVERLAY
-    env = overlay / "installation" / "kafka.env"
-    env.write_text("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=broker-1:9092\n")
-    leave_out_secrets(overlay, beginning="gpuledger-kafka-")
-    rendering = both(overlay)
+    rendering = render({"kafka": {"bootstrapServers": "broker-1:9092"}})
     settings = {each.name: kafka_settings(each, tmp_path / "files") for each in on_kafka(rendering)}
 
-    assert mounted_secrets(rendering) <= {
-        (made["metadata"]["namespace"], made["metadata"]["name"])
-        for made in rendering.of_kind("Secret")
-    }
-    assert settings.keys() == set(WORKLOADS)
+    assert mounted_secrets(rendering) == set()
+    assert settings
     for kafka in settings.values():
         assert (kafka.bootstrap_servers, kafka.security_protocol) == ("broker-1:9092", "PLAINTEXT")
 
 
-def test_secrets_that_are_created_elsewhere_are_listed_with_namespace_and_keys(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
-    generated = {
-        (made["metadata"]["namespace"], HASH.sub("", made["metadata"]["name"])): set(made["data"])
-        for made in both(K8S / OVERLAY).of_kind("Secret")
+def test_every_secret_is_created_by_the_documented_commands(filled_in: Rendering) -> None:
+    section = PAGE.partition("\n## Install\n")[2].partition("\n### ")[0]
+    created = set(re.findall(r"kubectl create secret generic -n (\S+) (\S+)", section))
+    loops = dict(re.findall(r"for (\w+) in ([\w -]+); do", section))
+    named = {
+        (namespace.replace("$namespace", one), name.replace(f"${variable}", one))
+        for namespace, name in created
+        for variable, values in loops.items()
+        for one in values.split()
     }
-    overlay = copy_of_k8s(tmp_path) / OVERLAY
-    leave_out_secrets(overlay, beginning="")
-    rendering = both(overlay)
+    needed = mounted_secrets(filled_in) | mounted_secrets(filled_in, optional=True)
 
-    assert rendering.of_kind("Secret") == []
-    assert mounted_secrets(rendering) <= generated.keys()
-    listed = documented_secrets()
-    assert {place: listed.get(place) for place in generated} == generated
-    assert mounted_secrets(rendering, optional=True) <= listed.keys()
-
-
-def leave_out_secrets(overlay: Path, *, beginning: str) -> None:
-    """Remove Secrets with this prefix from the generators, as the user of the overlay does."""
-    for file in overlay.rglob("kustomization.yaml"):
-        written = yaml.safe_load(file.read_text())
-        made = written.pop("secretGenerator", [])
-        if kept := [one for one in made if not one["name"].startswith(beginning)]:
-            written["secretGenerator"] = kept
-        file.write_text(yaml.safe_dump(written))
+    # The sink for rows is not part of the preset.
+    assert needed - {("gpuledger", f"{LOGIN_PREFIX}sink-rows")} <= named
 
 
 def mounted_secrets(rendering: Rendering, *, optional: bool = False) -> set[tuple[str, str]]:
@@ -276,38 +210,6 @@ def mounted_secrets(rendering: Rendering, *, optional: bool = False) -> set[tupl
             if (secret := each.get("secret")) and secret.get("optional", False) == optional:
                 found.add((workload.namespace, secret.get("secretName") or secret["name"]))
     return found
-
-
-def documented_secrets() -> dict[tuple[str, str], set[str]]:
-    """Return the required keys of each Secret of the table, by namespace and name."""
-    section = PAGE.partition("### Use Secrets from another tool\n")[2].partition("\n### ")[0]
-    found: dict[tuple[str, str], set[str]] = {}
-    for name, of_which, places, keys in re.findall(
-        r"^ *\| `([\w-]+)`([^|]*) \| ([^|]+) \| ([^|;]+)[^|]* \|[^|]+\|$", section, re.MULTILINE
-    ):
-        names = [name.replace("COMPONENT", one) for one in re.findall(r"`([\w-]+)`", of_which)]
-        namespaces = re.findall(r"`([\w-]+)`", places) or ["gpuledger", "gpuledger-agent"]
-        expected = set(re.findall(r"`([\w.]+)`", keys))
-        for each in names if "COMPONENT" in name else [name]:
-            found |= {(place, each): expected for place in namespaces}
-    same = found["gpuledger", "gpuledger-prometheus-credentials"]
-    return {place: keys or same for place, keys in found.items()}
-
-
-def test_passwords_are_in_their_workloads_namespaces_and_the_authority_in_both(
-    filled_in: Rendering,
-) -> None:
-    secrets = {
-        (made["metadata"]["namespace"], frozenset(made["data"]))
-        for made in filled_in.of_kind("Secret")
-        if made["metadata"]["name"].startswith("gpuledger-kafka-")
-    }
-
-    assert secrets == {
-        (namespace, keys)
-        for namespace in ("gpuledger", "gpuledger-agent")
-        for keys in (frozenset({"username", "password"}), frozenset({"ca.crt"}))
-    }
 
 
 RECEIVERS: Final = {
@@ -335,5 +237,5 @@ def test_a_receivers_password_is_mounted_only_by_its_own_sink(
     settings = getattr(loaded, section)
 
     assert settings.username == "gpuledger"
-    assert settings.password.read(name="password").startswith("PLACEHOLDER")
+    assert settings.password.read(name="password").startswith("secret")
     assert [each.name for each in filled_in.workloads() if file in each.files()] == [name]

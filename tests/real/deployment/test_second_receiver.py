@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import yaml
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.codec import Decoder
@@ -17,25 +19,23 @@ from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topics
 from gpuledger_sinks.settings import SinkSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS
-from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
-from tests.real.deployment.rendering import Rendering, Workload, render
+from tests.real.deployment.chart import PRODUCTION, render, with_secrets
+from tests.real.deployment.installation import PAGE, eventually, on, with_logins
+from tests.real.deployment.rendering import Workload
 from tests.real.deployment.test_kafka_rights import RESOURCES, start
 from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.services.authorizing_kafka import AuthorizingKafka, Operation, Right
-from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.real.services.cluster_tools import Helm
     from tests.real.services.kcat import Kcat
-    from tests.real.services.kustomize import Kustomize
 
-SECOND: Final = "overlays/second-receiver"
 NAME: Final = "gpuledger-sink-remote-write-second"
 GROUP: Final = "gpuledger-second-remote-write"
 FIRST: Final = "gpuledger-sink-remote-write"
-PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
 WITHIN_SECONDS: Final = 120.0
 decode_dead_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
 
@@ -52,77 +52,47 @@ def sink_settings(workload: Workload, folder: Path) -> SinkSettings:
     )
 
 
-def test_the_second_sink_has_its_own_group_receiver_and_logins(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
-    (second,) = render(SECOND).workloads()
-    sinks = [each for each in render(OVERLAY).workloads() if each.stage.name == "sinks"]
-    first = {each.name: sink_settings(each, tmp_path) for each in sinks}
-    settings = sink_settings(second, tmp_path)
+def documented_values() -> dict[str, Any]:
+    """Return the values by which the page adds the second receiver."""
+    section = PAGE.partition("\n## Add a second receiver\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r" *```yaml\n(.*?)```", section, re.DOTALL)
+    loaded: dict[str, Any] = yaml.safe_load(dedent(block))
+    return loaded
 
-    assert (second.name, settings.kind, settings.group) == (NAME, "remote_write", GROUP)
-    assert NAME not in first
-    assert {each.group for each in first.values()} == {""}
-    assert settings.remote_write.url != first[FIRST].remote_write.url
+
+def test_the_second_sink_has_its_own_group_receiver_and_logins(helm: Helm, tmp_path: Path) -> None:
+    rendering = with_secrets(render(PRODUCTION, documented_values()))
+    second, first = rendering.workload(NAME), rendering.workload(FIRST)
+    settings, other = (sink_settings(each, tmp_path) for each in (second, first))
+
+    assert (settings.kind, settings.group) == ("remote_write", GROUP)
+    assert other.group == ""
+    assert settings.remote_write.url == "https://prometheus-2.example.com/api/v1/write"
+    assert settings.remote_write.url != other.remote_write.url
     password = settings.remote_write.password
     assert password
-    assert password.read(name="password").startswith("PLACEHOLDER")
-    assert settings.kafka.sasl_username == NAME
-    assert settings.kafka.bootstrap_servers == first[FIRST].kafka.bootstrap_servers
+    assert password.read(name="password") == "secret"
+    assert settings.kafka.bootstrap_servers == other.kafka.bootstrap_servers
 
 
-def test_no_settings_file_that_several_kinds_read_names_a_group(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
+def test_no_settings_file_that_several_kinds_read_names_a_group(helm: Helm) -> None:
     """There it would be the group of all of them."""
-    for folder in ("base", OVERLAY, SECOND):
-        for workload in render(folder).workloads():
-            for path, content in workload.files().items():
-                if path.endswith("sinks.yaml"):
-                    assert not re.search(rb"^group:", content, re.MULTILINE), (folder, path)
+    for workload in with_secrets(render(PRODUCTION, documented_values())).workloads():
+        for path, content in workload.files().items():
+            if path.endswith("sinks.yaml"):
+                assert not re.search(rb"^group:", content, re.MULTILINE), workload.name
 
 
-def test_the_second_sink_equals_the_first_except_for_its_names_its_group_and_its_login(
-    kustomize: Kustomize,
-) -> None:
-    """So the tests of the base's Deployment and Service apply to these as well."""
-    rendering, base = render(SECOND), render("base")
-    first, second = base.workload(FIRST), rendering.workload(NAME)
-    expected: dict[str, Any] = {**first.pod, **first.container}
-    found: dict[str, Any] = {**second.pod, **second.container}
-    changed = {"containers", "volumes", "volumeMounts", "env", "envFrom", "name", "image"}
+def test_the_second_sink_changes_nothing_of_an_installation(helm: Helm) -> None:
+    there, both = (render(PRODUCTION, over) for over in ({}, documented_values()))
+    added = [made for made in both.objects if made not in there.objects]
 
-    assert {key: value for key, value in found.items() if key not in changed} == {
-        key: value for key, value in expected.items() if key not in changed
+    assert all(made in both.objects for made in there.objects)
+    assert {(made["kind"], made["metadata"]["name"]) for made in added} == {
+        ("ConfigMap", f"{NAME}-settings"),
+        ("Deployment", NAME),
+        ("Service", NAME),
     }
-    mounted = {mount["name"] for mount in second.container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in second.pod["volumes"]}
-    assert mounted - {mount["name"] for mount in first.container["volumeMounts"]} == {"receiver"}
-    assert second.labels == first.labels | {
-        "app.kubernetes.io/component": NAME.removeprefix("gpuledger-")
-    }
-    assert second.manifest["spec"]["selector"]["matchLabels"] == second.labels
-    (service,) = rendering.of_kind("Service")
-    assert service["spec"] == {
-        **base.get("Service", FIRST, "gpuledger")["spec"],
-        "selector": second.labels,
-    }
-
-
-def test_the_second_sink_changes_nothing_of_an_installation(kustomize: Kustomize) -> None:
-    """Objects that both have, such as the brokers, are the same under the same name."""
-
-    def by_name(rendering: Rendering) -> dict[tuple[str, ...], object]:
-        return {
-            (made["kind"], made["metadata"].get("namespace", ""), made["metadata"]["name"]): made
-            for made in rendering.objects
-        }
-
-    there, beside = by_name(render(OVERLAY)), by_name(render(SECOND))
-    both = there.keys() & beside.keys()
-
-    assert {kind for kind, _, _ in both} == {"ConfigMap", "Secret"}
-    assert {key: there[key] for key in both} == {key: beside[key] for key in both}
 
 
 def rights_of_the_second() -> Iterator[Right]:
@@ -136,18 +106,16 @@ def rights_of_the_second() -> Iterator[Right]:
 
 @pytest.fixture
 def installed(
-    start_authorizing_kafka: Callable[[], AuthorizingKafka], kustomize: Kustomize, tmp_path: Path
+    start_authorizing_kafka: Callable[[], AuthorizingKafka], helm: Helm
 ) -> tuple[AuthorizingKafka, Workload]:
-    """Return brokers with the topics and only these permissions, and the filled-in sink."""
+    """Return brokers with the topics and only these permissions, and the second sink."""
     refuse_stray_settings()
     kafka = start_authorizing_kafka()
     asyncio.run(kafka.allow(rights_of_the_second()))
     plain = KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers)
     asyncio.run(create_topics(plain, Topics()))
-    k8s = copy_of_k8s(tmp_path)
-    fill_in(k8s / OVERLAY, kafka)
-    (k8s / SECOND / "passwords" / "kafka").write_text(f"{kafka.users[NAME]}\n")
-    return kafka, render(k8s / SECOND).workload(NAME)
+    rendering = render(PRODUCTION, documented_values(), on(kafka))
+    return kafka, with_logins(rendering, kafka).workload(NAME)
 
 
 def refused(kafka: AuthorizingKafka, kcat: Kcat) -> list[tuple[str, str]]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpuledger.clock import NS_PER_SECOND
-from tests.real.deployment.rendering import RBAC, render
+from tests.real.deployment.chart import render
+from tests.real.deployment.rendering import RBAC
 from tests.real.end_to_end.components import BIN, Component
 from tests.real.services.process import Process
 

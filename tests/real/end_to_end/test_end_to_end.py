@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from gpuledger_simulator.simulation import Simulation
     from tests.real.services.alertmanager import AlertmanagerApi
+    from tests.real.services.cluster_tools import Helm
     from tests.real.services.kafka import KafkaBroker
     from tests.real.services.kcat import Kcat, KcatMessage
     from tests.real.services.kube_client import KubeApiClient
-    from tests.real.services.kustomize import Kustomize
     from tests.real.services.prometheus import PrometheusApi
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +89,7 @@ def simulation(parts: RealParts, folder: Path) -> Simulation:
 
 @pytest.fixture(scope="module")
 def pipeline(
-    parts: RealParts, simulation: Simulation, folder: Path, kcat: Kcat, kustomize: Kustomize
+    parts: RealParts, simulation: Simulation, folder: Path, kcat: Kcat, helm: Helm
 ) -> Iterator[Pipeline]:
     """Start everything, put a broken record on each topic, and play the scenario for 30 seconds."""
     refuse_stray_settings()

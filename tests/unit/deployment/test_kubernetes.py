@@ -1,11 +1,10 @@
-"""The files under k8s/ are all used, valid, and named so that Kustomize confuses none.
+"""The files under k8s/rendered follow the schemas of their kinds.
 
-Kustomize's output is checked against the programs and a real API server in tests/real/deployment.
+They are compared with the chart, and checked on a real API server, in tests/real/deployment.
 """
 
 import json
 import re
-from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -16,7 +15,7 @@ from jsonschema import Draft202012Validator
 from tests.tables import for_each
 from tests.unit.deployment import manifests
 from tests.unit.deployment.components import ROOT
-from tests.unit.deployment.manifests import K8S, Manifest
+from tests.unit.deployment.manifests import Manifest
 
 
 @pytest.fixture(scope="module")
@@ -72,51 +71,3 @@ def test_the_schema_rejects_a_field_that_the_api_server_would_reject(
     validator = Draft202012Validator(schema_of(manifest, definitions))
 
     assert ["hostPid" in error.message for error in validator.iter_errors(manifest)] == [True]
-
-
-@for_each("folder", manifests.FOLDERS)
-def test_everything_that_a_kustomization_lists_exists(folder: Path) -> None:
-    read = manifests.kustomization(folder)
-
-    for name in (*read.get("resources", []), *read.get("components", [])):
-        listed = folder / name
-        assert listed.is_file() or (listed / "kustomization.yaml").is_file(), listed
-
-
-def test_every_file_is_listed_by_a_kustomization() -> None:
-    listed = {
-        (folder / name).resolve()
-        for folder in manifests.FOLDERS
-        for name in (
-            *(
-                patch["path"]
-                for patch in manifests.kustomization(folder).get("patches", [])
-                if "path" in patch
-            ),
-            "kustomization.yaml",
-            *manifests.kustomization(folder).get("resources", []),
-            *(
-                name.rpartition("=")[2]
-                for generator in manifests.generators(folder)
-                for key in ("files", "envs")
-                for name in generator.get(key, [])
-            ),
-        )
-    }
-
-    assert {
-        path for path in K8S.rglob("*") if path.is_file() and not path.is_relative_to(K8S / "chart")
-    } == {path for path in listed if path.is_file()}
-
-
-def test_no_generated_object_has_the_name_of_another_object() -> None:
-    """Kustomize would add the hash wherever it mistakes the object's name for the generated one."""
-    generated = {
-        generator["name"]
-        for folder in manifests.FOLDERS
-        for generator in manifests.generators(folder)
-    }
-    written = {manifest["metadata"]["name"] for manifest in manifests.load()}
-
-    assert generated
-    assert generated & written == set()

@@ -1,4 +1,4 @@
-"""The examples of docs/guides/kubernetes.md by which Prometheus finds every metrics page."""
+"""The example of docs/guides/kubernetes.md by which Prometheus finds every metrics endpoint."""
 
 import re
 from typing import Any, Final
@@ -11,23 +11,13 @@ from tests.unit.deployment.components import ROOT
 from tests.unit.deployment.manifests import Manifest
 
 PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
-BLOCKS: Final[list[dict[str, Any]]] = [
-    yaml.safe_load(block)
-    for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    if "scrape_configs:" in block or "kind: PodMonitor" in block
-]
-SCRAPE: Final = next(block["scrape_configs"][0] for block in BLOCKS if "scrape_configs" in block)
-MONITOR: Final = next(block["spec"] for block in BLOCKS if block.get("kind") == "PodMonitor")
+(_JOB,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", PAGE, re.DOTALL)
+SCRAPE: Final[dict[str, Any]] = yaml.safe_load(_JOB)["scrape_configs"][0]
 SERVICES: Final = [one for one in manifests.load() if one["kind"] == "Service"]
-WORKLOADS: Final = [
-    one for one in manifests.load() if one["kind"] in ("DaemonSet", "Deployment", "StatefulSet")
-]
-BY_DEFAULT: Final = "gpuledger"
-"""The namespace that the overlay gives to objects without one."""
 
 
 def namespace_of(manifest: Manifest) -> str:
-    return str(manifest["metadata"].get("namespace", BY_DEFAULT))
+    return str(manifest["metadata"]["namespace"])
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=manifests.title)
@@ -43,17 +33,3 @@ def test_the_scrape_configuration_keeps_the_port_of_each_service(service: Manife
 
     assert namespace_of(service) in found["namespaces"]["names"]
     assert len(kept) == 1
-
-
-@pytest.mark.parametrize("workload", WORKLOADS, ids=manifests.title)
-def test_the_pod_monitor_selects_each_pod_and_its_port(workload: Manifest) -> None:
-    template = workload["spec"]["template"]
-    ports = [
-        port["name"]
-        for container in template["spec"]["containers"]
-        for port in container.get("ports", [])
-    ]
-
-    assert namespace_of(workload) in MONITOR["namespaceSelector"]["matchNames"]
-    assert MONITOR["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    assert MONITOR["podMetricsEndpoints"][0]["port"] in ports

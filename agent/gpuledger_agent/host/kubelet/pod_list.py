@@ -46,9 +46,9 @@ _REMEDIES: Final[Mapping[int, str]] = {
         " service account, and enable authentication.webhook in the kubelet"
     ),
     HTTPStatus.FORBIDDEN: (
-        "grant the agent's service account get on nodes/pods, as k8s/components/agent-pod-labels"
-        " does; before Kubernetes 1.33 the kubelet supports only nodes/proxy, which also permits"
-        " running commands in every pod, so do not grant it"
+        "grant the agent's service account get on nodes/pods, as agent.readKubelet of the Helm"
+        " chart does; before Kubernetes 1.33 the kubelet supports only nodes/proxy, which also"
+        " permits running commands in every pod, so do not grant it"
     ),
     HTTPStatus.NOT_FOUND: "set kubelet.api.port to the kubelet's HTTPS port",
 }

@@ -109,8 +109,8 @@ class PodShares:
             return []
         if self._pod_list_check is None:
             remedy = (
-                "apply k8s/components/agent-pod-labels, so that the agent can read the annotations"
-                " with the shares, or set allocations.sources to an empty list"
+                "set agent.readKubelet of the Helm chart, so that the agent can read the"
+                " annotations with the shares, or set allocations.sources to an empty list"
             )
         else:
             remedy = "no annotation of the products in allocations.sources states their shares"

@@ -241,7 +241,7 @@ async def test_a_certificate_must_name_the_host_or_the_configured_server_name(po
     ("status", "words"),
     [
         (401, ["HTTP 401", "kubelet.api.token_file", "authentication.webhook"]),
-        (403, ["HTTP 403", "nodes/pods", "k8s/components/agent-pod-labels", "1.33"]),
+        (403, ["HTTP 403", "nodes/pods", "agent.readKubelet", "1.33"]),
         (404, ["HTTP 404", "kubelet.api.port"]),
         (500, ["HTTP 500"]),
         (302, ["HTTP 302"]),

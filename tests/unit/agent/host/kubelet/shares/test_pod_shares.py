@@ -105,8 +105,8 @@ def test_a_list_that_fails_later_matters_because_its_shares_are_in_use() -> None
 @pytest.mark.parametrize(
     ("assigned", "words"),
     [
-        (COUNTED, ["serving/chat-0", "do not name", "agent-pod-labels"]),
-        (RESERVED, ["reserve 1 GPUs", "agent-pod-labels"]),
+        (COUNTED, ["serving/chat-0", "do not name", "agent.readKubelet"]),
+        (RESERVED, ["reserve 1 GPUs", "agent.readKubelet"]),
     ],
 )
 def test_a_node_that_needs_annotations_without_the_right_to_read_them_names_the_remedy(
