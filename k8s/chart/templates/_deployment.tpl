@@ -234,17 +234,15 @@ spec:
     name: {{ include "gpuledger.fullname" .root }}-{{ .component }}
   minReplicaCount: {{ $replicas }}
   maxReplicaCount: {{ max $replicas (int $autoscaling.maxReplicas) }}
-  cooldownPeriod: 600
-  # Keeps the replicas while Prometheus does not answer.
-  fallback: {failureThreshold: 3, replicas: {{ $replicas }}, behavior: currentReplicasIfHigher}
   triggers:
     - type: prometheus
-      # The lag of one replica says how many more are needed: `Value`, not an average over replicas.
+      # `Value`, because the largest lag is not divided by the number of replicas.
       metricType: Value
       metadata:
         serverAddress: {{ $autoscaling.prometheusUrl | quote }}
         query: max({{ .lag }}{cluster="{{ .root.Values.cluster }}",component="{{ .component }}"})
         threshold: {{ $autoscaling.lagSeconds | quote }}
+        # The number of replicas stays if Prometheus has no series.
         ignoreNullValues: "false"
 {{- end }}
 {{- end }}

@@ -32,7 +32,7 @@ NAMESPACES: Final = {
     "agent": "gpuledger-agent",
     "podwatch": "gpuledger",
     "central": "gpuledger",
-    "all": "gpuledger",
+    "all": "gpuledger-trial",
 }
 """The namespace of each release, by its components."""
 OPERATORS: Final = (

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.real.deployment.chart import CASES, CENTRAL, CHART, NAMESPACES, render_chart
+from tests.real.deployment.chart import (
+    CASES,
+    CENTRAL,
+    CHART,
+    EDGE,
+    NAMESPACES,
+    OPERATORS,
+    PLATFORMS,
+    PRODUCTION,
+    TRIAL,
+    render_chart,
+)
 from tests.real.services.starter import running
 from tests.tables import for_each
 
@@ -22,15 +33,20 @@ if TYPE_CHECKING:
     from tests.real.services.cluster_tools import Helm
     from tests.real.services.kubernetes import KubeApi
 
-LEVELS: Final = {"gpuledger-agent": "privileged", "gpuledger": "restricted"}
+LEVELS: Final = {
+    "gpuledger-agent": "privileged",
+    "gpuledger": "restricted",
+    "gpuledger-trial": "privileged",
+}
 RELEASES: Final[list[tuple[Path, dict[str, Any]]]] = [
     *((file, {}) for file in CASES.values()),
-    (CHART / "values-production.yaml", {}),
-    (CHART / "values-production.yaml", {"components": "central"}),
+    (PRODUCTION, {}),
+    (PRODUCTION, {"components": "central"}),
+    (TRIAL, {}),
+    (EDGE, {"components": "podwatch"}),
+    *((file, {}) for file in PLATFORMS.values()),
 ]
 """Values files, and the values over them."""
-OPERATOR: Final = "monitoring.coreos.com/v1"
-"""The Prometheus Operator's kinds, which this API server does not have."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +85,7 @@ def test_the_api_server_accepts_every_object_and_pod(
     rendering = render_chart(file, over, folder=tmp_path)
     # A pod is admitted only if its PriorityClass exists.
     refused = [create(api, made) for made in rendering.of_kind("PriorityClass")]
-    native = [made for made in rendering.objects if made["apiVersion"] != OPERATOR]
+    native = [made for made in rendering.objects if made["apiVersion"] not in OPERATORS]
     pods = [each.as_pod() for each in rendering.workloads()]
 
     refused += [create(api, made, dry_run=True) for made in (*native, *pods)]
@@ -83,11 +99,28 @@ def test_only_the_agent_needs_more_than_restricted(
     api: KubeApi, helm: Helm, tmp_path: Path
 ) -> None:
     values = {"agent": {"priorityClassName": "system-node-critical"}}
-    (agent,) = render_chart(values, folder=tmp_path).workloads()
-    pod = agent.as_pod()
-    pod["metadata"]["namespace"] = NAMESPACES["central"]
+    trial = render_chart(TRIAL, values, folder=tmp_path)
+    (kafka,) = trial.of_kind("StatefulSet")
+    pods = {each.name: each.as_pod()["spec"] for each in trial.workloads()}
+    pods["gpuledger-kafka"] = kafka["spec"]["template"]["spec"]
+    for volume in pods["gpuledger-kafka"]["containers"][0].pop("volumeMounts"):
+        assert volume["name"] == kafka["spec"]["volumeClaimTemplates"][0]["metadata"]["name"]
+    refused = {
+        name: create(
+            api,
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": NAMESPACES["central"]},
+                "spec": {**spec, "serviceAccountName": "default"},
+            },
+            dry_run=True,
+        )
+        for name, spec in pods.items()
+    }
 
-    assert 'violates PodSecurity "restricted:latest"' in create(api, pod, dry_run=True)
+    assert 'violates PodSecurity "restricted:latest"' in refused.pop("gpuledger-agent")
+    assert set(refused.values()) == {""}
 
 
 def exists(api: KubeApi, manifest: Manifest) -> bool:

@@ -17,6 +17,7 @@ from tests.real.deployment.chart import (
     BROKERS,
     BUCKET,
     MIG,
+    NAMESPACES,
     POD_LABELS,
     PRODUCTION,
     REPORTS,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 AGENT = "gpuledger-agent"
 PODWATCH = "gpuledger-podwatch"
 CENTRAL = "gpuledger"
+TRIAL_NAMESPACE = NAMESPACES["all"]
 INSTALLATIONS: dict[str, list[Path | dict[str, Any]]] = {
     "default": [BROKERS],
     "without root": [BROKERS, ROOTLESS],
@@ -131,9 +133,11 @@ def test_the_agent_has_its_own_namespace_except_in_a_trial(helm: Helm) -> None:
     for name in INSTALLATIONS:
         installation = rendered(name)
         found = {each.name: each.namespace for each in installation.workloads()}
-        own = CENTRAL if name == "trial" else "gpuledger-agent"
-        assert found.pop(AGENT) == own
-        assert set(found.values()) == {CENTRAL}
+        if name == "trial":
+            assert set(found.values()) == {TRIAL_NAMESPACE}
+        else:
+            assert found.pop(AGENT) == "gpuledger-agent"
+            assert set(found.values()) == {CENTRAL}
         for made in installation.objects:
             namespace = made["metadata"].get("namespace")
             assert (namespace is None) == (made["kind"] in CLUSTER_KINDS), made
@@ -318,8 +322,8 @@ def test_a_policy_admits_traffic_only_on_that_port(installation: Rendering) -> N
 
 def test_only_pods_of_a_trial_may_connect_to_its_kafka(helm: Helm) -> None:
     installation = rendered("trial")
-    kafka = installation.get("StatefulSet", "gpuledger-kafka", CENTRAL)
-    policy = installation.get("NetworkPolicy", "gpuledger-kafka", CENTRAL)["spec"]
+    kafka = installation.get("StatefulSet", "gpuledger-kafka", TRIAL_NAMESPACE)
+    policy = installation.get("NetworkPolicy", "gpuledger-kafka", TRIAL_NAMESPACE)["spec"]
     ((peer,),) = (rule["from"] for rule in policy["ingress"])
     labels = kafka["spec"]["template"]["metadata"]["labels"]
 
@@ -331,7 +335,7 @@ def test_only_pods_of_a_trial_may_connect_to_its_kafka(helm: Helm) -> None:
 
 def test_a_trial_has_the_kafka_of_compose(helm: Helm) -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["kafka"]
-    kafka = rendered("trial").get("StatefulSet", "gpuledger-kafka", CENTRAL)
+    kafka = rendered("trial").get("StatefulSet", "gpuledger-kafka", TRIAL_NAMESPACE)
     (container,) = kafka["spec"]["template"]["spec"]["containers"]
     given = {one["name"]: one["value"] for one in container["env"]}
     same = {name for name in given if name in compose["environment"]} - {
