@@ -68,6 +68,10 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
     ({"receivers": {"Second": {"settings": {"url": "http://other"}}}}, "/receivers"),
     ({"receivers": {"second": {"settings": {}}}}, "/receivers/second/settings"),
     ({**CENTRAL, "bill": {"enabled": True}}, "bill.enabled: set prices"),
+    (
+        {**CENTRAL, "reports": {"enabled": True}, "sinkStore": {"enabled": False}},
+        "there is no store",
+    ),
     ({"cluster": "Not_A_Label"}, "/cluster"),
     ({"agent": {"port": 0}}, "/agent/port"),
     ({"agent": {"settings": {"cluster": "other"}}}, "set the value cluster instead"),
