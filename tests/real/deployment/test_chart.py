@@ -101,7 +101,8 @@ def test_agents_without_kafka_neither_connect_to_it_nor_write_to_the_node(
     assert settings["no_kafka"]
     assert settings["http"]["listen"] == "0.0.0.0:9400"
     assert port["containerPort"] == 9400
-    assert settings["exposition"]["counters_file"].endswith("dcp-metrics-included.csv")
+    # A list that is not mounted would end the agent; the built-in one is dcgm-exporter's.
+    assert settings["exposition"]["counters_file"] is None
     assert {made["kind"] for made in rendering.objects} == {
         "ConfigMap",
         "DaemonSet",
@@ -123,6 +124,14 @@ def test_every_program_accepts_its_arguments_files_and_environment(
     assert rendering.services()
     for workload in rendering.services():
         assert workload.settings(tmp_path / case), workload.name
+
+
+def test_a_list_of_metrics_is_mounted_where_the_agent_reads_it(helm: Helm, tmp_path: Path) -> None:
+    values = {"agent": {"customMetrics": "DCGM_FI_DEV_GPU_UTIL, gauge, GPU utilization\n"}}
+    agent = render_chart(values, folder=tmp_path).workload(AGENT)
+    file = agent.settings(tmp_path)["exposition"]["counters_file"]
+
+    assert file.removeprefix(f"{tmp_path / AGENT}") in agent.files()
 
 
 def test_a_further_cluster_has_only_agents_and_podwatch_under_its_name(
