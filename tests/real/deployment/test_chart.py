@@ -277,6 +277,33 @@ def test_the_dashboards_are_the_shipped_files(helm: Helm, tmp_path: Path) -> Non
     ]
 
 
+def documented() -> list[str]:
+    """Return the commands of docs/ that install or upgrade a release."""
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    found = [
+        command
+        for page in pages
+        for command in re.findall(
+            r"^ *helm (?:install|upgrade) (.*k8s/chart.*)$", page.read_text(), re.MULTILINE
+        )
+    ]
+    return sorted(set(found))
+
+
+@for_each("command", documented())
+def test_every_documented_command_renders(command: str, helm: Helm, tmp_path: Path) -> None:
+    words = command.replace("$REGISTRY", "registry.example.com").split()
+    if "--kube-context" in words:
+        at = words.index("--kube-context")
+        del words[at : at + 2]
+    if not (tmp_path / "k8s").exists():
+        (tmp_path / "k8s").symlink_to(CHART.parent)
+        (tmp_path / "my-values.yaml").write_bytes(PRODUCTION.read_bytes())
+        (tmp_path / "eu-west-1.yaml").write_bytes(EDGE.read_bytes())
+
+    assert "kind: " in helm("template", *words, folder=tmp_path)
+
+
 @for_each("name", list(rendered.PRESETS))
 def test_the_rendered_files_are_those_of_the_chart(name: str, helm: Helm) -> None:
     """If this fails, run `make rendered`."""
