@@ -207,7 +207,9 @@ def apportion(
     by_end = {window.end_us: window for window in cover.gpu}
     by_window = _by_window(kept, cover, window_us)
     shown: Mapping[int, Sequence[ProcessUtilizationSample]] = kept
-    if lacks_samples and window_us is not None:
+    # An ended process has no samples of its last window, so a process that came or went may be the
+    # one that used it.
+    if lacks_samples and window_us is not None and before.keys() == running.keys():
         shown = _with_lost(kept, processes, cover, by_window, window_us)
     usages, are_coarse = [], False
     for pid, process in processes.items():
