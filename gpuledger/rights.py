@@ -31,15 +31,20 @@ _LIST: Final = "dead letters list"
 _REPLAY: Final = "dead letters replay"
 _WATERMARKS: Final = "watermarks"
 _RETIRE: Final = "cluster retire"
+_DOCTOR: Final = "doctor"
 _SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows")
 _REPLAYABLE_SINKS: Final = ("sink remote_write", "sink store", "sink rows")
 
 USES: Final = (
-    TopicUse(topic="samples", writers=("agent", _REPLAY), readers=("join", "replay", _RETIRE)),
+    TopicUse(
+        topic="samples", writers=("agent", _REPLAY), readers=("join", "replay", _RETIRE, _DOCTOR)
+    ),
     TopicUse(topic="readings", writers=("agent",), readers=("sink remote_write",)),
     TopicUse(topic="processes", writers=("agent", _REPLAY), readers=("join",)),
     TopicUse(topic="incidents", writers=("agent", _REPLAY), readers=("join",)),
-    TopicUse(topic="inventory", writers=("agent", _RETIRE), readers=("sink store", _RETIRE)),
+    TopicUse(
+        topic="inventory", writers=("agent", _RETIRE), readers=("sink store", _RETIRE, _DOCTOR)
+    ),
     TopicUse(
         topic="pods",
         writers=("podwatch",),
@@ -59,14 +64,14 @@ USES: Final = (
     TopicUse(
         topic="events",
         writers=("join",),
-        readers=(*_SINKS, "replay"),
+        readers=(*_SINKS, "replay", _DOCTOR),
         describers=(_WATERMARKS,),
     ),
     TopicUse(topic="progress", writers=("join",), readers=("join",)),
     TopicUse(
         topic="watermarks",
         writers=("podwatch", "join", "sink store", "sink rows", _RETIRE),
-        readers=("join", "sink store", "sink rows", _WATERMARKS, _RETIRE),
+        readers=("join", "sink store", "sink rows", _WATERMARKS, _RETIRE, _DOCTOR),
     ),
     TopicUse(
         topic="attributed_incidents",
@@ -99,6 +104,8 @@ class KafkaUser:
     """Whether the user writes in transactions."""
     on_all_topics: tuple[str, ...] = ()
     """Operations on all topics that begin with the prefix."""
+    describes_groups: bool = False
+    """Whether the user looks up all groups that begin with the prefix."""
 
 
 _CHECKS: Final = ("Describe", "DescribeConfigs")
@@ -135,6 +142,13 @@ KAFKA_USERS: Final = (
     ),
     KafkaUser(name=_WATERMARKS, user="gpuledger-watermarks", shown="`gpuledger watermarks`"),
     KafkaUser(name=_RETIRE, user="gpuledger-cluster-retire", shown="`gpuledger cluster retire`"),
+    KafkaUser(
+        name=_DOCTOR,
+        user="gpuledger-doctor",
+        shown="`gpuledger doctor`",
+        on_all_topics=_CHECKS,
+        describes_groups=True,
+    ),
     KafkaUser(name="replay", user="gpuledger-replay", shown="`gpuledger replay`"),
     KafkaUser(
         name=_LIST,
@@ -189,6 +203,9 @@ def grants(who: KafkaUser, topics: Topics) -> Iterator[Grant]:
             operations=who.on_all_topics,
             is_prefix=True,
         )
+    if who.describes_groups:
+        name = f"{topics.prefix}-"
+        yield Grant(resource="group", name=name, operations=("Describe",), is_prefix=True)
 
 
 COLUMNS: Final = ("who", "reads", "writes", "group", "transactional ids", "other operations")
@@ -217,10 +234,15 @@ def table_rows(topics: Topics) -> Iterator[tuple[str, ...]]:
 
 
 def _other_operations(who: KafkaUser, topics: Topics, *, described: str) -> str:
+    found = []
     if who.on_all_topics:
         operations = ", ".join(f"`{operation}`" for operation in who.on_all_topics)
-        return f"{operations} on all topics that begin with `{topics.prefix}.`"
-    return f"`Describe` on {described}" if described else ""
+        found.append(f"{operations} on all topics that begin with `{topics.prefix}.`")
+    elif described:
+        found.append(f"`Describe` on {described}")
+    if who.describes_groups:
+        found.append(f"`Describe` on all groups that begin with `{topics.prefix}-`")
+    return "; ".join(found)
 
 
 # Manifests for Strimzi, whose operators create topics and users from them.

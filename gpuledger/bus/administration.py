@@ -85,11 +85,12 @@ class KafkaAdmin:
 
     def __init__(self, *, connection: KafkaConnection, client: AIOKafkaAdminClient) -> None:
         self._connection = connection
-        self._client = client
+        self.client = client
+        """aiokafka's client, for requests that only `inspection` makes."""
 
     async def count_brokers(self) -> int:
         """Return the number of available brokers."""
-        cluster = await self._repeated("counting the brokers", self._client.describe_cluster)
+        cluster = await self.repeated("counting the brokers", self.client.describe_cluster)
         return len(cluster["brokers"])
 
     async def describe(self, topics: Sequence[str]) -> dict[str, FoundTopic]:
@@ -131,7 +132,7 @@ class KafkaAdmin:
             )
             for topic in topics
         ]
-        answer = await self._repeated("creating topics", lambda: self._client.create_topics(made))
+        answer = await self.repeated("creating topics", lambda: self.client.create_topics(made))
         for name, code, *message in answer.topic_errors:
             # Kafka reports a cluster authorization error if the user may not create topics at all.
             if code in _NO_RIGHT:
@@ -153,8 +154,8 @@ class KafkaAdmin:
         Raises `TopicsError` if the brokers reject a deletion, and `RefusedError` if the user lacks
         `Delete`.
         """
-        answer = await self._repeated(
-            "deleting topics", lambda: self._client.delete_topics(list(names))
+        answer = await self.repeated(
+            "deleting topics", lambda: self.client.delete_topics(list(names))
         )
         for name, code in answer.topic_error_codes:
             if code in _NO_RIGHT:
@@ -172,7 +173,7 @@ class KafkaAdmin:
         topic_id = (await self._connection.describe(topic)).topic_id
         try:
             async with asyncio.timeout(_GROUP_SECONDS):
-                commits = await self._client.list_consumer_group_offsets(group)
+                commits = await self.client.list_consumer_group_offsets(group)
         except (KafkaError, OSError, TimeoutError):
             return None
         found = (
@@ -184,7 +185,7 @@ class KafkaAdmin:
         return min((count for count in counts if count is not None), default=None)
 
     async def _partitions(self) -> dict[str, Any]:
-        described = await self._repeated("looking up topics", self._client.describe_topics)
+        described = await self.repeated("looking up topics", self.client.describe_topics)
         return {topic["topic"]: topic["partitions"] for topic in described if topic["partitions"]}
 
     async def _configs(
@@ -196,7 +197,7 @@ class KafkaAdmin:
         not read a configuration.
         """
         resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
-        found = await self._repeated(
+        found = await self.repeated(
             "reading configurations", lambda: self._describe_configs(resources)
         )
         refused = [name for name in topics if name not in found]
@@ -215,7 +216,7 @@ class KafkaAdmin:
         number; raises `KafkaError` for all other errors.
         """
         found: dict[str, dict[str, str] | None] = {}
-        answers = await self._client.describe_configs(list(resources)) if resources else ()
+        answers = await self.client.describe_configs(list(resources)) if resources else ()
         for code, message, _, name, entries in chain.from_iterable(
             answer.resources for answer in answers
         ):
@@ -233,7 +234,8 @@ class KafkaAdmin:
             f" grant it {rights} on these topics"
         )
 
-    async def _repeated(self, doing: str, request: Callable[[], Awaitable[T]]) -> T:
+    async def repeated(self, doing: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a request, which is repeated while a broker is unavailable."""
         # Without a `RetryingCaller`, because a command has no readiness check: it runs for seconds
         # under the connection's deadline, while brokers elect a controller or learn of a topic.
         async with self._connection.requesting(doing):
@@ -345,8 +347,19 @@ async def check_topics(
     number; if it is missing, the number that most existing topics have.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
-        table = await _table(admin, settings, topics, partitions=partitions)
-        return await _check(admin, table)
+        return await compare_topics(admin, settings, topics, partitions=partitions)
+
+
+async def compare_topics(
+    admin: KafkaAdmin,
+    settings: KafkaSettings,
+    topics: Iterable[Topic] | None = None,
+    *,
+    partitions: int | None = None,
+) -> list[TopicLine]:
+    """Compare each topic with the topic table, like `check_topics`, over an open connection."""
+    table = await _table(admin, settings, topics, partitions=partitions)
+    return await _check(admin, table)
 
 
 async def delete_topics(settings: KafkaSettings) -> None:

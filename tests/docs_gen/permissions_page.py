@@ -41,6 +41,7 @@ _KAFKA_NOTES: Final = """
   it also needs `Write` on that topic.
 - `gpuledger watermarks` needs `Describe` only on the topic of its `--component`: events for `join`
   and `store`, rows for `rows`, pods for `podwatch`.
+- `gpuledger doctor` reports the checks for which its user lacks a permission as `unknown`.
 - `gpuledger query`, `bill`, `store` and `reports` do not connect to Kafka.
 - Your own consumer needs `Read` on its topics. If it uses a group, it also needs `Read` on the
   group.

@@ -1,4 +1,4 @@
-"""Requests that aiokafka 0.14 lacks: stable committed offsets, their errors, and topic ids.
+"""Requests that aiokafka 0.14 lacks: stable committed offsets, their errors, topic ids and rights.
 
 **Committed offsets.** aiokafka supports OffsetFetch up to version 3, and misreads two answers:
 
@@ -16,7 +16,8 @@ Stable offsets are requested after a partition was taken over, that is, after it
 was opened, which ends the previous owner's transaction. Before that, the answer would be delayed by
 the open transaction of a killed worker until the brokers abort it.
 
-**Topic ids.** A topic's id distinguishes a recreated topic from its predecessor. aiokafka supports
+**Topic ids and rights.** A topic's id distinguishes a recreated topic from its predecessor. The
+brokers can also report which operations on a topic are allowed to the user. aiokafka supports
 Metadata up to version 5; ids were added in version 10 (Kafka 2.8).
 """
 
@@ -28,6 +29,7 @@ from io import BytesIO
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
@@ -36,6 +38,7 @@ from aiokafka.errors import (
     KafkaError,
     NotCoordinatorForGroupError,
     RequestTimedOutError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
     for_code,
 )
@@ -354,15 +357,16 @@ class _MetadataRequest(RequestStruct):  # type: ignore[misc]  # aiokafka is unty
 class _TopicIds(Request[_MetadataRequest]):  # type: ignore[misc]  # aiokafka is untyped
     API_KEY = 3
 
-    def __init__(self, topics: Sequence[str]) -> None:
+    def __init__(self, topics: Sequence[str], *, with_rights: bool = False) -> None:
         self._topics = topics
+        self._with_rights = with_rights
 
     def build(self, request_struct_class: type[Any]) -> Any:  # noqa: ANN401  # aiokafka is untyped
         tags: dict[int, bytes] = {}
         wanted = [(_NOTHING, topic, tags) for topic in self._topics]
-        make_topics = with_cluster_rights = with_topic_rights = False
+        make_topics = with_cluster_rights = False
         return request_struct_class(
-            wanted, make_topics, with_cluster_rights, with_topic_rights, tags
+            wanted, make_topics, with_cluster_rights, self._with_rights, tags
         )
 
 
@@ -422,3 +426,42 @@ async def fetch_topics(
         for error_code, name, identity, _, partitions, *_ in answer.topics
         if error_code != UnknownTopicOrPartitionError.errno and identity is not None
     }
+
+
+OPERATIONS: Final = {
+    3: "Read",
+    4: "Write",
+    5: "Create",
+    6: "Delete",
+    7: "Alter",
+    8: "Describe",
+    10: "DescribeConfigs",
+    11: "AlterConfigs",
+}
+"""Kafka's names of the operations on topics, by their bits in responses."""
+
+
+async def fetch_operations(
+    admin: AIOKafkaAdminClient, topics: Sequence[str]
+) -> dict[str, frozenset[str]] | None:
+    """Return, for each topic, the operations that this user may perform.
+
+    Topics that do not exist are left out. A topic that the user may not describe has no operations.
+    Returns `None` if the brokers are older than Kafka 2.8. Raises aiokafka's errors. Remove once
+    aiokafka supports version 10 of Metadata.
+    """
+    client = admin._client
+    node = client.get_random_node()
+    if node is None:
+        raise KafkaConnectionError("no broker is known")
+    try:
+        answer = await client.send(node, _TopicIds(topics, with_rights=True))
+    except NotImplementedError:  # as above
+        return None
+    found: dict[str, frozenset[str]] = {}
+    for error_code, name, _, _, _, bits, _ in answer.topics:
+        if error_code == TopicAuthorizationFailedError.errno:
+            found[name] = frozenset()
+        elif error_code != UnknownTopicOrPartitionError.errno:
+            found[name] = frozenset(word for bit, word in OPERATIONS.items() if bits >> bit & 1)
+    return found

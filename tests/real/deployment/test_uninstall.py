@@ -63,7 +63,8 @@ def run_tool(kafka: AuthorizingKafka, command: str) -> None:
 def all_groups() -> set[str]:
     """Return every consumer group of an installation."""
     granted = [grant for who in KAFKA_USERS for grant in grants(who, Topics())]
-    return {grant.name for grant in granted if grant.resource == "group"}
+    # A prefix is not the name of a group.
+    return {grant.name for grant in granted if grant.resource == "group" and not grant.is_prefix}
 
 
 async def commit(kafka: AuthorizingKafka, group: str) -> None:

@@ -53,6 +53,7 @@ class AuthorizingKafka(SecureKafka):
         "gpuledger-sink-remote-write-second": "staple-of-second",
         "gpuledger-replay": "staple-of-replay",
         "gpuledger-watermarks": "staple-of-watermarks",
+        "gpuledger-doctor": "staple-of-doctor",
         "gpuledger-cluster-retire": "staple-of-cluster-retire",
         "gpuledger-topics-check": "staple-of-topics-check",
         "gpuledger-dead-letters": "staple-of-dead-letters",
