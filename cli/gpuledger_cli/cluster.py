@@ -20,7 +20,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Bus, HistoryReader, Message, Span
+from gpuledger.bus.protocol import Bus, HistoryReader, Message, Record, Span
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.codec import decoder_of, encode
 from gpuledger.completeness import PODWATCH, key_of
@@ -33,7 +33,7 @@ from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.option_help import epilogue, time_option
 from gpuledger_cli.watermarks import read_watermarks
 
-_UNRESPONSIVE_NS: Final = 2 * NS_PER_MINUTE
+UNRESPONSIVE_NS: Final = 2 * NS_PER_MINUTE
 """Time after which the join considers a node unresponsive. A node with newer ticks is running."""
 _NAMED: Final = 5
 """Maximum number of nodes that a message names."""
@@ -143,7 +143,7 @@ async def retire_from(
             raise _unknown(cluster, node, {*inventories}, {each.cluster for each in watermarks})
         partitions = {last.partition for last in published.inventories.values()}
         ticked = await read_ticked_nodes(
-            bus, reader, partitions, since_ms=(now_ns - _UNRESPONSIVE_NS) // NS_PER_MS
+            bus, reader, partitions, since_ms=(now_ns - UNRESPONSIVE_NS) // NS_PER_MS
         )
     refuse_at_work(published, ticked, now_ns=now_ns)
     refuse_time(published, now_ns=now_ns, since_ns=since_ns)
@@ -154,7 +154,7 @@ def _unknown(
     cluster: str, node: str | None, nodes: Collection[NodeId], reported: Collection[str]
 ) -> UserError:
     if node is not None:
-        known = _some(sorted(each.node for each in nodes if each.cluster == cluster))
+        known = name_some(sorted(each.node for each in nodes if each.cluster == cluster))
         return UserError(
             f"unknown node in cluster {cluster!r}: {node!r}; nodes with an inventory: {known}"
         )
@@ -180,8 +180,8 @@ def refuse_at_work(published: Published, ticked: Collection[bytes], *, now_ns: i
     ]
     if at_work:
         raise UserError(
-            f"agents published samples within the last two minutes: {_some(sorted(at_work))}; stop"
-            " them, and try again two minutes later"
+            f"agents published samples within the last two minutes: {name_some(sorted(at_work))};"
+            " stop them, and try again two minutes later"
         )
 
 
@@ -198,7 +198,8 @@ def refuse_time(published: Published, *, now_ns: int, since_ns: int) -> None:
             )
 
 
-def _some(names: Sequence[str]) -> str:
+def name_some(names: Sequence[str]) -> str:
+    """Return names for a message: the first five, and the number of the others."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (", ".join(names[:_NAMED]) or "none") + more
 
@@ -231,14 +232,14 @@ async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, Last
 
 async def read_ticked_nodes(
     bus: Bus, reader: HistoryReader, partitions: Collection[int], *, since_ms: int
-) -> set[bytes]:
-    """Return the keys of the nodes with ticks in these partitions since `since_ms`."""
+) -> dict[bytes, Record]:
+    """Return each node's newest tick in these partitions since `since_ms`, by the node's key."""
     spans = await reader.spans(bus.topics.samples.name)
     wanted = [at for at in spans if at.partition in partitions]
     begins = await reader.offsets_at(wanted, since_ms) if wanted else {}
     newest = {at: Span(max(spans[at].first, begin), spans[at].end) for at, begin in begins.items()}
     return {
-        record.key
+        record.key: record
         for at, span in newest.items()
         async for records in reader.read(at, span)
         for record in records

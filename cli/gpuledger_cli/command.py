@@ -49,6 +49,10 @@ _COMMANDS: Final = {
         "topics:app",
         "Create topics, check topics, print topics and ACLs for other tools.",
     ),
+    "doctor": (
+        "doctor.doctor_command:app",
+        "Check a running installation, and print what to do about each problem.",
+    ),
     "watermarks": (
         "watermarks:app",
         "Show the time through which the topics are complete.",

@@ -178,14 +178,7 @@ class HttpClient:
         try:
             with _attributing_errors(route.proxy), translating(NoAnswerError, sent=sent):
                 async with self._requesting(url, headers, route, data=form) as response:
-                    body = bytearray()
-                    async for piece in response.content.iter_any():
-                        body += piece
-                        if len(body) > MAX_BODY_BYTES:
-                            raise ValueError(
-                                f"answered with more than {MAX_BODY_BYTES // 1024} KiB"
-                            )
-                    return response.status, bytes(body)
+                    return response.status, await _whole_body(response, MAX_BODY_BYTES)
         except NoAnswerError as error:
             if isinstance(error.__cause__, aiohttp.ClientConnectorCertificateError):
                 found = error.__cause__.certificate_error
@@ -193,14 +186,35 @@ class HttpClient:
                     raise found from error
             raise
 
+    async def get(self, url: str, *, max_bytes: int, route: Route = DIRECT) -> tuple[int, bytes]:
+        """Return the status and the whole body of the answer to a GET, for any status.
+
+        Raises `NoAnswerError`, also if the body exceeds `max_bytes`.
+        """
+        sent = self._sent(url, _NOTHING, route)
+        with (
+            _attributing_errors(route.proxy),
+            translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
+        ):
+            request = self._requesting(url, _NOTHING, route, method="GET")
+            async with request as response:
+                return response.status, await _whole_body(response, max_bytes)
+
     def _requesting(
-        self, url: str, headers: Mapping[str, str], route: Route, *, data: bytes
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        route: Route,
+        *,
+        data: bytes | None = None,
+        method: str = "POST",
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         proxy = route.proxy
         # For HTTPS the proxy opens a tunnel and does not see the request's own headers.
         has_tunnel = url.lower().startswith("https://")
         to_proxy = proxy.headers if proxy else {}
-        return self._session.post(
+        return self._session.request(
+            method,
             url,
             data=data,
             headers=headers if has_tunnel else {**headers, **to_proxy},
@@ -217,6 +231,15 @@ class HttpClient:
             return sent
         to_proxy = BasicCredentials.sent(route.proxy.url, route.proxy.headers)
         return BasicCredentials((*sent.secrets, *to_proxy.secrets))
+
+
+async def _whole_body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > max_bytes:
+            raise ValueError(f"answered with more than {max_bytes // 1024} KiB")
+    return bytes(body)
 
 
 @contextmanager

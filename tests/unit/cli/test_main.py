@@ -16,7 +16,17 @@ from gpuledger.time_ranges import TIME_FORMS
 from gpuledger_cli.__main__ import main
 
 COMMANDS = (
-    *("demo", "query", "watermarks", "replay", "cgroup", "record-nvml", "store maintain"),
+    *(
+        "compare",
+        "demo",
+        "doctor",
+        "query",
+        "watermarks",
+        "replay",
+        "cgroup",
+        "record-nvml",
+        "store maintain",
+    ),
     *("topics create", "topics check", "topics export", "cluster retire"),
     *("bill", "bill check", "bill close", "bill explain", "completion"),
     *("dead-letters list", "dead-letters show", "dead-letters replay"),
@@ -139,6 +149,9 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["replay", "--from", "-1h", "--output", "a", "--topic", "b"], "--output and --topic"),
         (["replay", "--from", "-1h", "--to", "-2h", "--compare"], "is not before --to"),
         (["topics", "export", "--format", "strimzi"], "--cluster: missing"),
+        (["node:9400"], "URL: 'node:9400' must begin with http:// or https://"),
+        (["doctor", "join:9822"], "URL: 'join:9822' must begin with http:// or https://"),
+        (["doctor", "--skip", "brokres"], "--skip"),
         (["watermarks", "--until", "tomorrow"], "--until: invalid time 'tomorrow'"),
         (["cluster", "retire", "a", "--since", "soon"], "--since: invalid time 'soon'"),
         (

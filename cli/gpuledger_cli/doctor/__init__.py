@@ -1,0 +1,1 @@
+"""`gpuledger doctor`: checks a running installation and prints what to do."""

@@ -1,0 +1,188 @@
+"""The doctor's checks of the brokers: topics, permissions and consumer groups.
+
+`gpuledger.topics` and `gpuledger.rights` define what must exist. The functions send their requests
+through `Brokers`, which `gpuledger.bus.inspection` implements.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Protocol
+
+from gpuledger.bus.administration import TopicLine, partitions_remedy
+from gpuledger.bus.inspection import FoundGroup
+from gpuledger.bus.protocol import HistoryReader, TopicPartition
+from gpuledger.rights import KAFKA_USERS, KafkaUser, grants
+from gpuledger.topics import Topics, replay_group
+from gpuledger_cli.doctor.verdicts import Verdict, ok, problem, skipped, unknown
+
+LAGGING_SECONDS: Final = 60
+"""Age of an unread record from which a group lags, as in the alert `GpuledgerJoinLagging`."""
+COMPONENTS: Final = {
+    who.name.removeprefix("sink "): who
+    for who in KAFKA_USERS
+    if who.group or who.name in {"agent", "podwatch"}
+}
+"""The components that connect to Kafka, by their names for users."""
+_JOIN: Final = "join"
+
+
+class Brokers(Protocol):
+    """The requests of `gpuledger.bus.inspection.Inspector`."""
+
+    async def count_brokers(self) -> int:
+        """Return the number of available brokers."""
+
+    async def topics(self) -> list[TopicLine]:
+        """Compare each topic with the topic table."""
+
+    async def operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
+        """Return the operations that this user may perform on each existing topic."""
+
+    async def may_use(self, resource: str, name: str) -> bool:
+        """Return whether this user has any permission on a group or a transactional id."""
+
+    async def group(self, name: str) -> FoundGroup | None:
+        """Return a consumer group; `None` if it does not exist."""
+
+
+async def check_brokers(brokers: Brokers) -> list[Verdict]:
+    """Count the brokers."""
+    count = await brokers.count_brokers()
+    return [ok(f"{count} broker{'s' if count > 1 else ''} answered")]
+
+
+async def check_topics(brokers: Brokers) -> list[Verdict]:
+    """Compare the topics with the topic table: existence, partitions, retention."""
+    lines = await brokers.topics()
+    wrong = [line for line in lines if line.status != "ok"]
+    return [_judge_topic(line) for line in wrong] or [ok(f"{len(lines)} topics are as required")]
+
+
+def _judge_topic(line: TopicLine) -> Verdict:
+    if line.status == "missing":
+        return problem(f"{line.topic} is missing", "Run `gpuledger topics create`.")
+    finding = f"{line.topic}: {line.status}: wanted {line.wanted}, found {line.found}"
+    if line.status == "partitions differ":
+        return problem(finding, f"{partitions_remedy(is_given=False)}.")
+    return problem(
+        finding,
+        f"Run `kafka-configs.sh --alter --topic {line.topic} --add-config {line.wanted}`, unless"
+        " you intend the difference.",
+    )
+
+
+async def check_permissions(
+    brokers: Brokers, topics: Topics, components: Sequence[str]
+) -> list[Verdict]:
+    """Compare the connected user's permissions with those that the components need.
+
+    Without `components`, missing permissions are not a problem, because the user may be a person.
+    """
+    operations = await brokers.operations([topic.name for topic in topics])
+    if operations is None:
+        return [unknown("the brokers do not report permissions; they are older than Kafka 2.8")]
+    missing = {
+        name: await _missing(brokers, COMPONENTS[name], topics, operations)
+        for name in components or COMPONENTS
+    }
+    complete = [name for name, lacking in missing.items() if not lacking]
+    if components:
+        return [
+            problem(
+                f"as {name}, this user lacks {', '.join(lacking)}",
+                "Grant it; `gpuledger topics export --format acls` prints the commands.",
+            )
+            for name, lacking in missing.items()
+            if lacking
+        ] or [ok(f"this user has the permissions of {', '.join(complete)}")]
+    if len(complete) == len(COMPONENTS):
+        return [ok("this user has the permissions of every component")]
+    return [
+        skipped(
+            f"this user has the permissions of {', '.join(complete) or 'no component'}",
+            "To check the user of a component, add --as COMPONENT and the component's --config.",
+        )
+    ]
+
+
+async def _missing(
+    brokers: Brokers, who: KafkaUser, topics: Topics, operations: Mapping[str, Collection[str]]
+) -> list[str]:
+    """Return the permissions that the connected user lacks for a component.
+
+    Topics that do not exist are left out, because only the check `topics` reports them.
+    """
+    lacking = []
+    for grant in grants(who, topics):
+        if grant.resource == "topic":
+            allowed = operations.get(grant.name, grant.operations)
+            lacking += [
+                f"{operation} on topic {grant.name}"
+                for operation in grant.operations
+                if operation not in allowed
+            ]
+        # If the permission is on a prefix, any id that begins with it will do.
+        elif not await brokers.may_use(
+            grant.resource, f"{grant.name}0" if grant.is_prefix else grant.name
+        ):
+            kind = "transactional ids" if grant.is_prefix else grant.resource
+            lacking.append(f"{' and '.join(grant.operations)} on {kind} {grant.name}")
+    return lacking
+
+
+async def check_groups(
+    brokers: Brokers, reader: HistoryReader, topics: Topics, *, now_ms: int
+) -> list[Verdict]:
+    """Check that each group that has ever read has members and reads recent records."""
+    found: list[Verdict] = []
+    unused: list[str] = []
+    for name, who in COMPONENTS.items():
+        if not who.group:
+            continue
+        group = topics.group(who.group)
+        described = await brokers.group(group)
+        if described is not None:
+            found.append(await _judge_group(name, group, described, reader, now_ms=now_ms))
+            relayed = await brokers.group(replay_group(group))
+            if relayed is not None and relayed.members == 0 and described.members > 0:
+                found.append(
+                    problem(
+                        f"{name}: group {replay_group(group)} has no member",
+                        f"Read the check `{name}.replay` in the component's /readyz.",
+                    )
+                )
+        elif name == _JOIN:
+            found.append(problem(f"{name}: group {group} has never read", "Start the join."))
+        else:
+            unused.append(name)
+    if unused:
+        found.append(skipped(f"{', '.join(unused)}: no sink of this kind has ever read"))
+    return found
+
+
+async def _judge_group(
+    name: str, group: str, found: FoundGroup, reader: HistoryReader, *, now_ms: int
+) -> Verdict:
+    ends: dict[TopicPartition, int] = {}
+    for topic in sorted({at.topic for at in found.committed}):
+        ends |= {at: span.end for at, span in (await reader.spans(topic)).items()}
+    behind = {
+        at: ends[at] - offset
+        for at, offset in found.committed.items()
+        if 0 <= offset < ends.get(at, 0)
+    }
+    # Offsets of transaction markers count as well, so the number is an upper bound.
+    text = f"{name}: {found.members} members, at most {sum(behind.values())} records behind"
+    if found.members == 0:
+        return problem(
+            f"{text} in group {group}",
+            f"Start it. If you no longer run it, run `kafka-consumer-groups.sh --delete --group"
+            f" {group}`.",
+        )
+    before = await reader.offsets_at(behind, now_ms - LAGGING_SECONDS * 1000) if behind else {}
+    late = [at for at, offset in before.items() if found.committed[at] < offset]
+    if late:
+        return problem(
+            f"{text}; {len(late)} partitions have unread records older than {LAGGING_SECONDS} s",
+            "Read its failed checks in /readyz and its log. If it has none, add replicas.",
+        )
+    return ok(text)

@@ -1,0 +1,334 @@
+"""The doctor's checks of recent records: podwatch, nodes, clocks and coverage.
+
+The times in records are those of the components that wrote them. Kafka keeps no time of the brokers
+for them, so clocks are compared with this machine's clock.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Final
+
+from gpuledger.bus.protocol import Bus, Record, Span
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
+from gpuledger.codec import decoder_of
+from gpuledger.errors import UndecodableError
+from gpuledger.keys import NodeId, key_in, show_node, split_key
+from gpuledger.records import GpuEvent, NodeSample, Watermark
+from gpuledger.time_ranges import write_moment
+from gpuledger_cli.cluster import (
+    UNRESPONSIVE_NS,
+    LastWord,
+    name_some,
+    read_inventories,
+    read_ticked_nodes,
+)
+from gpuledger_cli.doctor.verdicts import Verdict, ok, problem, unknown
+from gpuledger_cli.watermarks import read_watermarks
+
+PODWATCH_STALE_NS: Final = NS_PER_MINUTE
+"""Age from which podwatch's watermarks, which are due every five seconds, are stale."""
+JOIN_STALE_NS: Final = 15 * NS_PER_MINUTE
+"""Age from which the join's watermarks are stale, as in `GpuledgerJoinWatermarkStalled`."""
+AHEAD_NS: Final = 2 * NS_PER_SECOND
+"""Maximum time by which a node's clock may be ahead of this machine's clock."""
+BEHIND_NS: Final = 15 * NS_PER_SECOND
+"""Maximum age of a node's newest sample, in addition to its interval."""
+COVERAGE_NS: Final = NS_PER_MINUTE
+"""Length of the time whose coverage is checked."""
+MIN_COVERAGE_RATIO: Final = 0.95
+"""The default of `close.min_data_coverage_ratio` in price files."""
+_RECENT_MS: Final = 20_000
+"""Most nodes have sent a sample in this time; only for the others, older samples are read."""
+
+
+async def check_podwatch(bus: Bus, *, now_ns: int) -> list[Verdict]:
+    """Check podwatch's watermarks of each cluster."""
+    partitions, found = await read_watermarks(bus, "podwatch")
+    return judge_podwatch(found, partitions=partitions, now_ns=now_ns)
+
+
+def judge_podwatch(
+    watermarks: Sequence[Watermark], *, partitions: int, now_ns: int
+) -> list[Verdict]:
+    """Judge podwatch's watermarks: each partition's must be recent, and all of one leader."""
+    if not watermarks:
+        return [
+            problem(
+                "podwatch has published nothing, so no pod has a name",
+                "Start podwatch. If you do not use Kubernetes, add --skip podwatch.",
+            )
+        ]
+    by_cluster: dict[str, list[Watermark]] = defaultdict(list)
+    for watermark in watermarks:
+        by_cluster[watermark.cluster].append(watermark)
+    return [
+        _judge_cluster(cluster, found, partitions=partitions, now_ns=now_ns)
+        for cluster, found in sorted(by_cluster.items())
+    ]
+
+
+def _judge_cluster(
+    cluster: str, found: Sequence[Watermark], *, partitions: int, now_ns: int
+) -> Verdict:
+    oldest = write_moment(min(each.complete_until_ns for each in found) // NS_PER_MS)
+    fresh = [each for each in found if now_ns - each.complete_until_ns <= PODWATCH_STALE_NS]
+    if len(fresh) < partitions:
+        return problem(
+            f"cluster {cluster}: podwatch's watermarks of {partitions - len(fresh)} of {partitions}"
+            f" partitions are missing or stale; the oldest is of {oldest}",
+            "Read podwatch's failed checks in /readyz. For a decommissioned cluster, run"
+            f" `gpuledger cluster retire {cluster}`.",
+        )
+    leaders = Counter(each.publisher for each in fresh)
+    if len(leaders) > 1:
+        return problem(
+            f"cluster {cluster}: several podwatches publish: {', '.join(sorted(leaders))}",
+            "Two podwatches use different Leases, or two clusters have the same name. Stop one, or"
+            " set `cluster`.",
+        )
+    return ok(f"cluster {cluster}: pods are complete through {oldest}")
+
+
+class Fleet:
+    """The nodes' inventories and newest samples, read once for several checks."""
+
+    def __init__(self, bus: Bus, *, now_ns: int) -> None:
+        self._bus, self._now_ns = bus, now_ns
+        self._reading: asyncio.Task[tuple[dict[NodeId, LastWord], dict[NodeId, Record]]] | None = (
+            None
+        )
+
+    async def read(self) -> tuple[Mapping[NodeId, LastWord], Mapping[NodeId, Record]]:
+        """Return each node's inventory, and each node's newest sample of the last two minutes."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read())
+        # A check's deadline must not end the reading for the others.
+        return await asyncio.shield(self._reading)
+
+    async def close(self) -> None:
+        """End the reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    async def _read(self) -> tuple[dict[NodeId, LastWord], dict[NodeId, Record]]:
+        now_ms = self._now_ns // NS_PER_MS
+        async with self._bus.reader() as reader:
+            inventories = await read_inventories(self._bus, reader)
+            spans = await reader.spans(self._bus.topics.samples.name)
+            every = {at.partition for at in spans}
+            ticked = await read_ticked_nodes(self._bus, reader, every, since_ms=now_ms - _RECENT_MS)
+            silent = {
+                last.partition
+                for node, last in inventories.items()
+                if last.gpu_count and key_in(*node).encode() not in ticked
+            }
+            ticked |= await read_ticked_nodes(
+                self._bus, reader, silent, since_ms=now_ms - UNRESPONSIVE_NS // NS_PER_MS
+            )
+        return inventories, {
+            NodeId(*split_key(key.decode(errors="replace"))): record
+            for key, record in ticked.items()
+        }
+
+
+async def check_nodes(bus: Bus, fleet: Fleet) -> list[Verdict]:
+    """Check that every node with an inventory sends samples, and the reverse."""
+    inventories, ticked = await fleet.read()
+    _, watermarks = await read_watermarks(bus, "join")
+    return judge_nodes(inventories, ticked, watermarks)
+
+
+def judge_nodes(
+    inventories: Mapping[NodeId, LastWord],
+    ticked: Collection[NodeId],
+    watermarks: Iterable[Watermark],
+) -> list[Verdict]:
+    """Judge the nodes; the join's watermarks name the times since which nodes are unresponsive."""
+    with_gpus = {node: last.gpu_count for node, last in inventories.items() if last.gpu_count}
+    if not with_gpus and not ticked:
+        return [
+            problem(
+                "no agent has published an inventory or a sample",
+                "Start an agent on each GPU node, with the same kafka.topic_prefix.",
+            )
+        ]
+    since_ns = {
+        NodeId(watermark.cluster, node.node): node.since_time_ns
+        for watermark in watermarks
+        for node in watermark.unresponsive or ()
+    }
+    verdicts = []
+    if silent := sorted(with_gpus.keys() - set(ticked)):
+        named = [
+            f"{show_node(*node)} (since {write_moment(since_ns[node] // NS_PER_MS)})"
+            if node in since_ns
+            else show_node(*node)
+            for node in silent
+        ]
+        verdicts.append(
+            problem(
+                f"{len(silent)} of {len(with_gpus)} nodes have sent no sample for two minutes:"
+                f" {name_some(named)}",
+                "Read the log and /readyz of their agents. For a decommissioned node, run"
+                f" `gpuledger cluster retire {silent[0].cluster} --node {silent[0].node}`.",
+            )
+        )
+    if unlisted := sorted(set(ticked) - with_gpus.keys()):
+        verdicts.append(
+            problem(
+                f"{len(unlisted)} nodes send samples but have no inventory, so bills do not count"
+                f" their idle GPUs: {name_some([show_node(*node) for node in unlisted])}",
+                "Check the agent's permission to write the topic inventory, and its check `nvml`.",
+            )
+        )
+    return verdicts or [ok(f"{len(with_gpus)} nodes with {sum(with_gpus.values())} GPUs report")]
+
+
+async def check_clocks(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict]:
+    """Compare the times of the nodes' newest samples with this machine's clock."""
+    _, ticked = await fleet.read()
+    decoder = decoder_of(bus.topics.samples.name, NodeSample)
+    offsets_ns, intervals_ns = {}, {}
+    for node, record in ticked.items():
+        try:
+            sample = decoder.decode(record.value)
+        except UndecodableError:
+            continue
+        offsets_ns[node] = sample.time_ns - now_ns
+        intervals_ns[node] = sample.interval_ns
+    return judge_clocks(offsets_ns, intervals_ns)
+
+
+def judge_clocks(
+    offsets_ns: Mapping[NodeId, int], intervals_ns: Mapping[NodeId, int]
+) -> list[Verdict]:
+    """Judge the time of each node's newest sample, relative to this machine's clock."""
+    if not offsets_ns:
+        return [unknown("no node has sent a sample within two minutes")]
+    wrong = {
+        node: offset
+        for node, offset in offsets_ns.items()
+        if offset > AHEAD_NS or offset < -BEHIND_NS - intervals_ns[node]
+    }
+    if not wrong:
+        return [
+            ok(
+                f"the newest samples of {len(offsets_ns)} nodes have times from"
+                f" {_seconds(min(offsets_ns.values()))} to {_seconds(max(offsets_ns.values()))}"
+                " relative to this machine's clock"
+            )
+        ]
+    named = name_some(
+        [f"{show_node(*node)} {_seconds(offset)}" for node, offset in sorted(wrong.items())]
+    )
+    if len(wrong) == len(offsets_ns) > 1:
+        return [
+            problem(
+                f"all nodes' newest samples differ from this machine's clock, by"
+                f" {_seconds(round(median(wrong.values())))}: {named}",
+                "Check this machine's clock first (`timedatectl`), and then Kafka's delay.",
+            )
+        ]
+    return [
+        problem(
+            f"{len(wrong)} of {len(offsets_ns)} nodes' newest samples differ from this machine's"
+            f" clock: {named}",
+            "Synchronize the nodes' clocks. If a clock is right, the agent's samples are late: read"
+            " its check `kafka`.",
+        )
+    ]
+
+
+def _seconds(offset_ns: int) -> str:
+    return f"{offset_ns / NS_PER_SECOND:+.1f} s"
+
+
+async def check_coverage(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict]:
+    """Sum the time of GPUs for which the newest complete minute of events has readings."""
+    partitions, watermarks = await read_watermarks(bus, "join")
+    if len({each.partition for each in watermarks}) < partitions:
+        return [
+            problem(
+                "the join has published no watermark of at least one partition",
+                "Start the join. If it runs, read its failed checks in /readyz.",
+            )
+        ]
+    # Each partition has its own last minute: one without nodes is two minutes behind.
+    until_ns: dict[int, int] = {}
+    for each in watermarks:
+        found_ns = until_ns.get(each.partition, each.complete_until_ns)
+        until_ns[each.partition] = min(found_ns, each.complete_until_ns)
+    oldest_ns = min(until_ns.values())
+    if now_ns - oldest_ns > JOIN_STALE_NS:
+        return [
+            problem(
+                f"events are complete only through {write_moment(oldest_ns // NS_PER_MS)}",
+                "Read the join's failed checks in /readyz. For a decommissioned cluster, run"
+                " `gpuledger cluster retire`.",
+            )
+        ]
+    inventories, _ = await fleet.read()
+    known_ns = await _read_known(bus, until_ns)
+    expected = {node: last.gpu_count for node, last in inventories.items()}
+    return judge_coverage(known_ns, expected)
+
+
+async def _read_known(bus: Bus, until_ns: Mapping[int, int]) -> dict[NodeId, int]:
+    """Return the known time of each node's GPUs, summed over the GPUs.
+
+    `until_ns` has the end of the checked time by partition.
+    """
+    decoder = decoder_of(bus.topics.events.name, GpuEvent)
+    known_ns: dict[NodeId, int] = defaultdict(int)
+    async with bus.reader() as reader:
+        for at, span in (await reader.spans(bus.topics.events.name)).items():
+            end_ns = until_ns[at.partition]
+            begins = await reader.offsets_at([at], (end_ns - COVERAGE_NS) // NS_PER_MS)
+            async for records in reader.read(at, Span(max(span.first, begins[at]), span.end)):
+                for record in records:
+                    try:
+                        event = decoder.decode(record.value)
+                    except UndecodableError:
+                        continue
+                    node = NodeId(event.cluster, event.node)
+                    known_ns[node] += known_in(event, until_ns=end_ns)
+    return known_ns
+
+
+def known_in(event: GpuEvent, *, until_ns: int) -> int:
+    """Return the known time of an event's physical GPUs within the checked time, summed."""
+    begin_ns = max(event.time_ns - event.interval_ns, until_ns - COVERAGE_NS)
+    length_ns = max(0, min(event.time_ns, until_ns) - begin_ns)
+    answering = {
+        books.reading.parent_uuid or books.reading.uuid
+        for books in event.gpus
+        if books.gap_ns is None
+    }
+    return length_ns * len(answering)
+
+
+def judge_coverage(known_ns: Mapping[NodeId, int], expected: Mapping[NodeId, int]) -> list[Verdict]:
+    """Compare the known time of each node's GPUs with the number of GPUs in its inventory."""
+    whole_ns = {node: count * COVERAGE_NS for node, count in expected.items() if count}
+    if not whole_ns:
+        return [unknown("no agent has published an inventory")]
+    found_ns = {node: min(known_ns.get(node, 0), whole) for node, whole in whole_ns.items()}
+    ratio = sum(found_ns.values()) / sum(whole_ns.values())
+    text = f"{ratio:.1%} of the GPUs' time is known in the last complete minute"
+    if ratio >= MIN_COVERAGE_RATIO:
+        return [ok(text)]
+    worst = sorted(whole_ns, key=lambda node: found_ns[node] / whole_ns[node])
+    named = [
+        f"{show_node(*node)} {found_ns[node] / whole_ns[node]:.0%}"
+        for node in worst
+        if found_ns[node] < MIN_COVERAGE_RATIO * whole_ns[node]
+    ]
+    return [
+        problem(
+            f"only {text}: {name_some(named)}",
+            "Read the checks `nvml`, `gpus` and `kafka` of these nodes' agents.",
+        )
+    ]
