@@ -80,6 +80,10 @@ _COMMANDS: Final = {
         "record_nvml:app",
         "Record what NVML returns on this machine, to replay it on another.",
     ),
+    "compare": (
+        "compare.compare_command:app",
+        "Compare the metrics of a running dcgm-exporter with those of the agent next to it.",
+    ),
     "config": ("elsewhere:run", "Explain the settings of a component."),
     "completion": ("completion:app", "Print the completion script of a shell."),
     "help": ("elsewhere:run", "Describe a command or a component."),

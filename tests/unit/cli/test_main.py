@@ -149,7 +149,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["replay", "--from", "-1h", "--output", "a", "--topic", "b"], "--output and --topic"),
         (["replay", "--from", "-1h", "--to", "-2h", "--compare"], "is not before --to"),
         (["topics", "export", "--format", "strimzi"], "--cluster: missing"),
-        (["node:9400"], "URL: 'node:9400' must begin with http:// or https://"),
+        (["compare", "node:9400"], "URL: 'node:9400' must begin with http:// or https://"),
         (["doctor", "join:9822"], "URL: 'join:9822' must begin with http:// or https://"),
         (["doctor", "--skip", "brokres"], "--skip"),
         (["watermarks", "--until", "tomorrow"], "--until: invalid time 'tomorrow'"),

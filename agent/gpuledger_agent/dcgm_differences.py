@@ -1,0 +1,130 @@
+"""The known differences between the agent's page and dcgm-exporter's, with their reasons.
+
+This table is the only source: `gpuledger compare` explains differences by it, and `make docs`
+writes it into docs/reference/dcgm-exporter.md. The flags have their own table in `dcgm_exporter`.
+"""
+
+from fnmatch import fnmatchcase
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["missing", "label", "value"]
+
+
+class KnownDifference(NamedTuple):
+    """A reason why something on the two pages differs."""
+
+    kind: Kind
+    """`missing`: only dcgm-exporter has the metric. `label`: a label differs, or only one page has
+    it. `value`: the values of a series differ."""
+    names: tuple[str, ...]
+    """Names of metrics or, for the kind `label`, of labels; `*` stands for any characters."""
+    reason: str
+    """The reason, and the setting that removes the difference, if there is one."""
+    needs_movement: bool = False
+    """Whether the reason applies only if one of the values changed during the comparison."""
+
+
+KNOWN: Final = (
+    KnownDifference(
+        "missing",
+        ("DCGM_FI_DEV_CPU_*", "DCGM_FI_DEV_NVSWITCH_*"),
+        "The agent has no metrics of CPUs and NVSwitches.",
+    ),
+    KnownDifference(
+        "missing",
+        ("DCGM_FI_PROF_*",),
+        "The agent has profiling metrics only on Hopper and newer GPUs.",
+    ),
+    KnownDifference(
+        "label",
+        ("hostname", "Hostname"),
+        "`exposition.host_label` selects the name of the label, or leaves it out.",
+    ),
+    KnownDifference("label", ("UUID", "uuid"), "`exposition.dcgm_old_labels` selects the name."),
+    KnownDifference(
+        "label",
+        ("pod", "namespace", "container", "pod_name", "pod_namespace", "container_name"),
+        "The agent labels a device with its pod only if exactly one container has the device; for"
+        " shared devices, set `exposition.pod_series`.",
+    ),
+    KnownDifference("label", ("pod_uid",), "`exposition.dcgm_pod_uid` adds the label."),
+    KnownDifference(
+        "label",
+        ("vgpu",),
+        "dcgm-exporter copies the series of a shared device to each pod; the agent does not.",
+    ),
+    KnownDifference("label", ("dra_*",), "The agent has no labels of resource claims."),
+    KnownDifference(
+        "label",
+        ("hpc_job",),
+        "The agent shows a job only if exactly one job has the device.",
+    ),
+    KnownDifference(
+        "label",
+        ("modelName",),
+        "`exposition.dashes_in_model_name` replaces blanks by dashes.",
+    ),
+    KnownDifference(
+        "label",
+        ("GPU_C_ID",),
+        "The agent distinguishes several compute instances of one GPU instance.",
+    ),
+    KnownDifference(
+        "label",
+        ("DCGM_FI_*",),
+        "The lists of metrics have different fields of type `label`.",
+    ),
+    KnownDifference("label", ("err_msg",), "The agent has its own descriptions of XIDs."),
+    KnownDifference("label", ("err_code",), "The agent knows only XIDs since its own start."),
+    KnownDifference(
+        "label",
+        ("health_error_code",),
+        "The agent derives the health of a GPU from its own readings.",
+    ),
+    KnownDifference(
+        "label",
+        ("window_size_in_ms",),
+        "`exposition.event_window_seconds` sets the one window of the agent.",
+    ),
+    KnownDifference(
+        "value",
+        ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL"),
+        "The agent shows the mean of its sampling interval, with decimals. dcgm-exporter shows the"
+        " driver's last value.",
+    ),
+    KnownDifference(
+        "value",
+        ("DCGM_FI_PROF_*", "DCGM_FI_DEV_NVLINK_BANDWIDTH_*"),
+        "Both values are means, but over different times.",
+    ),
+    KnownDifference(
+        "value",
+        ("DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_CLOCK_EVENTS_COUNT"),
+        "The agent knows only events since its own start.",
+    ),
+    KnownDifference(
+        "value",
+        ("DCGM_EXP_GPU_HEALTH_STATUS",),
+        "The agent derives the health of a GPU from its own readings.",
+    ),
+    KnownDifference(
+        "value",
+        ("*",),
+        "The value changes, and dcgm-exporter repeats a value until its next collection, by default"
+        " for 30 s.",
+        needs_movement=True,
+    ),
+)
+
+
+def find_reason(kind: Kind, name: str, *, has_moved: bool = False) -> str:
+    """Return the reason of a difference, without a reason an empty text.
+
+    `name` is a metric, by its name until DCGM 4.5, or a label. `has_moved` is whether a value
+    changed during the comparison.
+    """
+    for known in KNOWN:
+        is_met = has_moved or not known.needs_movement
+        if known.kind == kind and is_met and any(fnmatchcase(name, one) for one in known.names):
+            return known.reason
+    return ""

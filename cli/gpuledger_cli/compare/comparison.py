@@ -1,0 +1,169 @@
+"""Compares the series of two pages over several scrapes. Does no I/O.
+
+Two series have the same values if the ranges of their values overlap, with a small tolerance: the
+pages are never scraped at the time at which the driver was queried.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from gpuledger_agent.dcgm_differences import find_reason
+from gpuledger_cli.compare.dcgm_page import DcgmPage, SeriesKey, Shown, old_names
+
+_RELATIVE_TOLERANCE: Final = 0.05
+_TOLERANCE: Final = 2.0
+"""Absolute tolerance of values, such as degrees or per cent."""
+_RATIO_TOLERANCE: Final = 0.02
+"""Absolute tolerance of values from 0 to 1."""
+_NOT_LISTED: Final = "The agent has the field; add it to `exposition.counters_file`."
+_UNSUPPORTED: Final = "The agent does not have this field."
+_INSTANCES_INSTEAD: Final = (
+    "The agent leaves out a GPU whose MIG instances have values, so that sums count it once."
+)
+_PROFILING: Final = "DCGM_FI_PROF_"
+_ONLY_HERE: Final = "dcgm-exporter's list lacks the field, or DCGM has no value of it."
+
+
+class Result(StrEnum):
+    """The result of comparing one series or label."""
+
+    SAME = "same"
+    VALUE = "value differs"
+    LABEL = "label differs"
+    MISSING = "missing in gpuledger"
+    ONLY_HERE = "missing in dcgm-exporter"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the result."""
+
+    metric: str
+    """The metric, by its name until DCGM 4.5."""
+    gpu: str
+    """UUID of the GPU."""
+    part: str
+    """The MIG instance, XID or the like; empty if there is none."""
+    result: Result
+    dcgm_exporter: str
+    """The values or the label on dcgm-exporter's page."""
+    gpuledger: str
+    """The values or the label on the agent's page."""
+    reason: str
+    """The known reason of the difference; empty if it is unknown, or if there is no difference."""
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether this is a difference without a known reason."""
+        return self.result is not Result.SAME and not self.reason
+
+
+class Comparison:
+    """Collects the pages of all scrapes."""
+
+    def __init__(self) -> None:
+        self._theirs: dict[SeriesKey, list[Shown]] = defaultdict(list)
+        self._ours: dict[SeriesKey, list[Shown]] = defaultdict(list)
+
+    def add(self, theirs: DcgmPage, ours: DcgmPage) -> None:
+        """Add one scrape of dcgm-exporter's page and of the agent's."""
+        for page, seen in ((theirs, self._theirs), (ours, self._ours)):
+            for key, shown in page.series.items():
+                seen[key].append(shown)
+
+    @property
+    def common_gpus(self) -> set[str]:
+        """The UUIDs of the GPUs that are on both pages."""
+        return {key.gpu for key in self._theirs} & {key.gpu for key in self._ours} - {""}
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each series, and one for each label that differs."""
+        for key in sorted(self._theirs.keys() | self._ours.keys()):
+            theirs, ours = self._theirs.get(key, ()), self._ours.get(key, ())
+            if theirs and ours:
+                yield _compare_values(key, theirs, ours)
+                yield from _compare_labels(key, theirs[-1], ours[-1])
+            elif theirs:
+                reason = self._explain_missing(key)
+                yield _row(key, Result.MISSING, theirs=_range(theirs), reason=reason)
+            else:
+                yield _row(key, Result.ONLY_HERE, ours=_range(ours), reason=_ONLY_HERE)
+
+    def _explain_missing(self, missing: SeriesKey) -> str:
+        """Return the reason why the agent's page lacks a series; empty without a reason."""
+        of_metric = [key for key in self._ours if key.metric == missing.metric]
+        if any(key.gpu == missing.gpu and key.part and not missing.part for key in of_metric):
+            return _INSTANCES_INSTEAD
+        if of_metric:
+            return ""  # the agent has the metric of another GPU or part
+        fallback = _NOT_LISTED if missing.metric in old_names() else _UNSUPPORTED
+        has_profiling = any(key.metric.startswith(_PROFILING) for key in self._ours)
+        if has_profiling and missing.metric.startswith(_PROFILING):
+            return fallback
+        return find_reason("missing", missing.metric) or fallback
+
+
+def _row(
+    key: SeriesKey, result: Result, *, theirs: str = "", ours: str = "", reason: str = ""
+) -> Row:
+    return Row(
+        metric=key.metric,
+        gpu=key.gpu,
+        part=key.part,
+        result=result,
+        dcgm_exporter=theirs,
+        gpuledger=ours,
+        reason=reason,
+    )
+
+
+def _compare_values(key: SeriesKey, theirs: Sequence[Shown], ours: Sequence[Shown]) -> Row:
+    their_values, our_values = ([one.value for one in side] for side in (theirs, ours))
+    is_same = are_close(their_values, our_values)
+    has_moved = len({*their_values}) > 1 or len({*our_values}) > 1
+    return _row(
+        key,
+        Result.SAME if is_same else Result.VALUE,
+        theirs=_range(theirs),
+        ours=_range(ours),
+        reason="" if is_same else find_reason("value", key.metric, has_moved=has_moved),
+    )
+
+
+def are_close(theirs: Sequence[float], ours: Sequence[float]) -> bool:
+    """Return whether the ranges of two series of values overlap, with a tolerance.
+
+    The tolerance is 5 % of the larger value, or 2; for values up to 1, it is 0.02.
+    """
+    lower, higher = sorted((theirs, ours), key=min)
+    # The ends of the two ranges that are next to each other; the ranges overlap if they cross.
+    below, above = max(lower), min(higher)
+    absolute = _RATIO_TOLERANCE if max(map(abs, (*theirs, *ours))) <= 1 else _TOLERANCE
+    tolerance = max(absolute, _RELATIVE_TOLERANCE * max(abs(below), abs(above)))
+    return above - below <= tolerance
+
+
+def _compare_labels(key: SeriesKey, theirs: Shown, ours: Shown) -> Iterator[Row]:
+    for name in sorted(theirs.labels.keys() | ours.labels.keys()):
+        if theirs.labels.get(name) != ours.labels.get(name):
+            yield _row(
+                key,
+                Result.LABEL,
+                theirs=_label(name, theirs.labels),
+                ours=_label(name, ours.labels),
+                reason=find_reason("label", name),
+            )
+
+
+def _label(name: str, labels: Mapping[str, str]) -> str:
+    return f'{name}="{labels[name]}"' if name in labels else f"no {name}"
+
+
+def _range(seen: Sequence[Shown]) -> str:
+    """Return the smallest and the largest value, for people."""
+    values = [one.value for one in seen]
+    lowest, highest = f"{min(values):.7g}", f"{max(values):.7g}"
+    return lowest if lowest == highest else f"{lowest} to {highest}"
