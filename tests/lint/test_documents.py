@@ -3,13 +3,15 @@
 import asyncio
 import re
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
+from gpuledger.programs import COMPONENTS
+from gpuledger_cli.command import app
 from tests.tables import for_each
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +81,40 @@ def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     named = set(re.findall(r"`make ([a-z-]+)", page.read_text()))
 
     assert named <= targets_of_make()
+
+
+def commands_on(page: Path) -> Iterator[str]:
+    """Yield the commands of a page: those in inline code, and the lines of console blocks."""
+    text = page.read_text()
+    yield from re.findall(r"`gpuledger ([^`\n]+)`", text)
+    for block in re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL):
+        whole = re.sub(r"\\\n\s*", " ", block)
+        yield from re.findall(
+            r"^\s*(?:\w+=\S+ )*(?:[\w./-]*/)?gpuledger (.+)$", whole, flags=re.MULTILINE
+        )
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """Return the words of a command line that are neither commands nor options of the command."""
+    command, rest = app, list(words)
+    while rest and not rest[0].startswith("-") and rest[0] in command:
+        command = command[rest.pop(0)]
+    if command.default_command is None:  # a group of commands
+        return [word for word in rest[:1] if not word.startswith("-")]
+    arguments = command.assemble_argument_collection(parse_docstring=True)
+    known = {name for argument in arguments for name in argument.names}
+    given = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    return [option for option in given if option not in {*known, "--help"}]
+
+
+@for_each("page", sorted((ROOT / "docs" / "guides").glob("*.md")))
+def test_every_command_and_option_that_a_guide_names_exists(page: Path) -> None:
+    lines = [re.split(r"[|>&;]", line)[0].split() for line in commands_on(page)]
+    # Components parse their own command lines; `gpuledger …` stands for any command.
+    others = {*COMPONENTS, "standalone", "config", "…"}
+    assert [
+        unknown_words(line) for line in lines if line[0] not in others and unknown_words(line)
+    ] == []
 
 
 def test_each_decision_has_its_number_and_is_listed_in_the_index() -> None:
