@@ -9,9 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from aiokafka.errors import GroupAuthorizationFailedError, TransactionalIdAuthorizationFailed
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+    for_code,
+)
 
 from gpuledger.bus.administration import KafkaAdmin, TopicLine, compare_topics, open_admin
+from gpuledger.bus.aiokafka_patches.markers import fetch_marker_times
 from gpuledger.bus.aiokafka_patches.requests import fetch_operations
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.protocol import TopicPartition
@@ -76,11 +81,16 @@ class Inspector:
     async def group(self, name: str) -> FoundGroup | None:
         """Return a consumer group; `None` if it does not exist. Raises `RefusedError`."""
         client = self._admin.client
-        # One group per request: aiokafka reads only the first group of a response correctly.
-        (answer,) = await self._admin.repeated(
-            f"describing the group {name}", lambda: client.describe_consumer_groups([name])
-        )
-        _, _, state, _, _, members, *_ = answer.groups[0]
+
+        async def describe() -> tuple[str, int]:
+            # One group per request: aiokafka reads only the first group of a response correctly.
+            (answer,) = await client.describe_consumer_groups([name])
+            error_code, _, state, _, _, members, *_ = answer.groups[0]
+            if error_code:
+                raise for_code(error_code)(name)
+            return state, len(members)
+
+        state, members = await self._admin.repeated(f"describing the group {name}", describe)
         commits = await self._admin.repeated(
             f"reading the commits of the group {name}",
             lambda: client.list_consumer_group_offsets(name),
@@ -88,7 +98,18 @@ class Inspector:
         if state == _GONE and not commits:
             return None
         committed = {TopicPartition(*at): each.offset for at, each in commits.items()}
-        return FoundGroup(members=len(members), committed=committed)
+        return FoundGroup(members=members, committed=committed)
+
+    async def marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+        """Return the time of each partition's last transaction marker, by its broker's clock.
+
+        `ends` has the last stable offset by partition, without empty partitions. The topic must
+        only be written in transactions; partitions whose last record is not a marker are left out.
+        """
+        return await self._admin.repeated(
+            "reading transaction markers",
+            lambda: fetch_marker_times(self._admin.client, topic, ends),
+        )
 
 
 @asynccontextmanager

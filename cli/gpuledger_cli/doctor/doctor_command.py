@@ -261,7 +261,7 @@ async def _examine_kafka(settings: KafkaSettings, plan: Plan) -> list[Finding]:
                 ),
                 plan,
             )
-        fleet = Fleet(bus, now_ns=now_ns)
+        fleet = Fleet(bus)
         stack.push_async_callback(fleet.close)
         reader = await stack.enter_async_context(bus.reader())
         checks = kafka_checks(
@@ -287,7 +287,7 @@ def kafka_checks(
         "groups": partial(check_groups, brokers, reader, bus.topics, now_ms=now_ns // NS_PER_MS),
         "podwatch": partial(check_podwatch, bus, now_ns=now_ns),
         "nodes": partial(check_nodes, bus, fleet),
-        "clocks": partial(check_clocks, bus, fleet, now_ns=now_ns),
+        "clocks": partial(check_clocks, bus, fleet, brokers),
         "coverage": partial(check_coverage, bus, fleet, now_ns=now_ns),
     }
 

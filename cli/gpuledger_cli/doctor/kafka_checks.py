@@ -43,6 +43,9 @@ class Brokers(Protocol):
     async def group(self, name: str) -> FoundGroup | None:
         """Return a consumer group; `None` if it does not exist."""
 
+    async def marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+        """Return the time of each partition's last transaction marker, by its broker's clock."""
+
 
 async def check_brokers(brokers: Brokers) -> list[Verdict]:
     """Count the brokers."""

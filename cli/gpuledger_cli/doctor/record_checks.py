@@ -1,12 +1,14 @@
 """The doctor's checks of recent records: podwatch, nodes, clocks and coverage.
 
-The times in records are those of the components that wrote them. Kafka keeps no time of the brokers
-for them, so clocks are compared with this machine's clock.
+The times in records are those of the components that wrote them. Only the markers that end the
+join's transactions have times of the brokers' clocks. The check of clocks compares the nodes with
+this machine, and this machine with the newest marker.
 """
 
 import asyncio
+import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -24,6 +26,7 @@ from gpuledger_cli.cluster import (
     read_inventories,
     read_ticked_nodes,
 )
+from gpuledger_cli.doctor.kafka_checks import Brokers
 from gpuledger_cli.doctor.verdicts import Verdict, ok, problem, unknown
 from gpuledger_cli.watermarks import read_watermarks
 
@@ -94,8 +97,10 @@ def _judge_cluster(
 class Fleet:
     """The nodes' inventories and newest samples, read once for several checks."""
 
-    def __init__(self, bus: Bus, *, now_ns: int) -> None:
-        self._bus, self._now_ns = bus, now_ns
+    def __init__(self, bus: Bus, *, time_ns: Callable[[], int] = time.time_ns) -> None:
+        self._bus, self.time_ns = bus, time_ns
+        self.sampled_ns = 0
+        """When the newest samples were looked up, by this machine's clock."""
         self._reading: asyncio.Task[tuple[dict[NodeId, LastWord], dict[NodeId, Record]]] | None = (
             None
         )
@@ -114,11 +119,12 @@ class Fleet:
             await asyncio.wait([self._reading])
 
     async def _read(self) -> tuple[dict[NodeId, LastWord], dict[NodeId, Record]]:
-        now_ms = self._now_ns // NS_PER_MS
         async with self._bus.reader() as reader:
             inventories = await read_inventories(self._bus, reader)
             spans = await reader.spans(self._bus.topics.samples.name)
             every = {at.partition for at in spans}
+            self.sampled_ns = self.time_ns()
+            now_ms = self.sampled_ns // NS_PER_MS
             ticked = await read_ticked_nodes(self._bus, reader, every, since_ms=now_ms - _RECENT_MS)
             silent = {
                 last.partition
@@ -187,8 +193,8 @@ def judge_nodes(
     return verdicts or [ok(f"{len(with_gpus)} nodes with {sum(with_gpus.values())} GPUs report")]
 
 
-async def check_clocks(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict]:
-    """Compare the times of the nodes' newest samples with this machine's clock."""
+async def check_clocks(bus: Bus, fleet: Fleet, brokers: Brokers) -> list[Verdict]:
+    """Compare the clocks of the nodes, the brokers and this machine."""
     _, ticked = await fleet.read()
     decoder = decoder_of(bus.topics.samples.name, NodeSample)
     offsets_ns, intervals_ns = {}, {}
@@ -197,9 +203,36 @@ async def check_clocks(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict]:
             sample = decoder.decode(record.value)
         except UndecodableError:
             continue
-        offsets_ns[node] = sample.time_ns - now_ns
+        offsets_ns[node] = sample.time_ns - fleet.sampled_ns
         intervals_ns[node] = sample.interval_ns
-    return judge_clocks(offsets_ns, intervals_ns)
+    of_nodes = judge_clocks(offsets_ns, intervals_ns)
+    async with bus.reader() as reader:
+        spans = await reader.spans(bus.topics.events.name)
+    ends = {at.partition: span.end for at, span in spans.items() if span.end > span.first}
+    times_ms = await brokers.marker_times_ms(bus.topics.events.name, ends) if ends else []
+    return [*judge_own_clock(times_ms, now_ns=fleet.time_ns()), *of_nodes]
+
+
+def judge_own_clock(marker_times_ms: Sequence[int], *, now_ns: int) -> list[Verdict]:
+    """Compare this machine's clock with the newest of the markers, which the join writes often."""
+    if not marker_times_ms:
+        return [unknown("the join has written no event, so the brokers' clocks are unknown")]
+    age_ns = now_ns - max(marker_times_ms) * NS_PER_MS
+    if age_ns < -AHEAD_NS:
+        return [
+            problem(
+                f"this machine's clock is {_seconds(age_ns)} from the brokers' clocks",
+                "Synchronize the clock of this machine, or those of the brokers.",
+            )
+        ]
+    if age_ns > BEHIND_NS:
+        return [
+            unknown(
+                f"by the brokers' clocks, the join last committed {age_ns // NS_PER_SECOND} s ago",
+                "If the join runs, this machine's clock is ahead of the brokers' clocks.",
+            )
+        ]
+    return [ok("this machine's clock agrees with the brokers' clocks")]
 
 
 def judge_clocks(

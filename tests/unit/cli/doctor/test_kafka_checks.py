@@ -50,6 +50,9 @@ class FakeBrokers:
     async def group(self, name: str) -> FoundGroup | None:
         return self.groups.get(name)
 
+    async def marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+        return []
+
 
 async def test_the_brokers_are_counted() -> None:
     assert await check_brokers(FakeBrokers()) == [Verdict(Status.OK, "3 brokers answered")]

@@ -1,8 +1,11 @@
 """What the doctor concludes from watermarks, inventories, samples and events."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -23,6 +26,7 @@ from gpuledger_cli.doctor.record_checks import (
     judge_clocks,
     judge_coverage,
     judge_nodes,
+    judge_own_clock,
     judge_podwatch,
     known_in,
 )
@@ -37,9 +41,13 @@ from tests.unit.sinks.builders import (
     books,
     bus,
     event,
+    place_of,
     publish,
     reading,
 )
+
+if TYPE_CHECKING:
+    from gpuledger_cli.doctor.kafka_checks import Brokers
 
 A, B, C = (NodeId("default", f"node-{letter}") for letter in "abc")
 NOW_NS = START_NS
@@ -187,9 +195,33 @@ async def installation() -> MemoryBus:
     return on
 
 
+class Markers:
+    """Brokers whose last markers have these times."""
+
+    def __init__(self, times_ms: list[int]) -> None:
+        self._times_ms = times_ms
+        self.ends: Mapping[int, int] = {}
+
+    async def marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+        self.ends = ends
+        return self._times_ms
+
+
+@pytest.mark.parametrize(
+    ("ago_seconds", "status"),
+    [([], "unknown"), ([600, 1], "ok"), ([-3], "problem"), ([16, 17], "unknown")],
+)
+def test_this_machines_clock_is_compared_with_the_newest_marker(
+    ago_seconds: list[int], status: str
+) -> None:
+    times_ms = [NOW_NS // 10**6 - seconds * 1000 for seconds in ago_seconds]
+    (found,) = judge_own_clock(times_ms, now_ns=NOW_NS)
+    assert found.status == status
+
+
 async def test_the_checks_read_what_an_installation_publishes() -> None:
     on = await installation()
-    fleet = Fleet(on, now_ns=NOW_NS)
+    fleet = Fleet(on, time_ns=lambda: NOW_NS)
     coverage = partial(check_coverage, on, fleet, now_ns=NOW_NS)
     assert [one.status for one in await coverage()] == [Status.PROBLEM]  # no watermark
     async with on.producer() as producer:
@@ -201,11 +233,17 @@ async def test_the_checks_read_what_an_installation_publishes() -> None:
     assert (found.status, found.finding[:6]) == (Status.OK, "100.0%")
     (nodes,) = await check_nodes(on, fleet)
     assert (nodes.status, nodes.finding) == (Status.OK, "1 nodes with 1 GPUs report")
-    (clocks,) = await check_clocks(on, fleet, now_ns=NOW_NS)
-    assert clocks.status is Status.OK
+    for marker_ms, statuses in (
+        ([NOW_NS // 10**6], [Status.OK, Status.OK]),
+        ([], [Status.UNKNOWN, Status.OK]),
+    ):
+        brokers = Markers(marker_ms)
+        clocks = await check_clocks(on, fleet, cast("Brokers", brokers))
+        assert [one.status for one in clocks] == statuses
+        assert brokers.ends == {place_of(NODE).partition: 91}
 
     later_ns = NOW_NS + 3600 * SECOND_NS
-    later = Fleet(on, now_ns=later_ns)
+    later = Fleet(on, time_ns=lambda: later_ns)
     (nodes,) = await check_nodes(on, later)
     assert NODE in nodes.finding
     (stale,) = await check_coverage(on, later, now_ns=later_ns)
@@ -214,7 +252,7 @@ async def test_the_checks_read_what_an_installation_publishes() -> None:
 
 async def test_one_checks_deadline_does_not_end_the_reading_of_the_others() -> None:
     on = await installation()
-    fleet = Fleet(on, now_ns=NOW_NS)
+    fleet = Fleet(on, time_ns=lambda: NOW_NS)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await check_nodes(on, fleet)
