@@ -38,7 +38,8 @@ test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Download and build
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-extended: $(VENV)/.dev test-tools ## Run the tests that `make test` skips, more examples of the property tests, and make chaos (1.5 h)
-	@$(BIN)/python -m tests.tools otel-collector munged slurmctld slurmd sbatch sinfo
+	@$(BIN)/python -m tests.tools otel-collector munged slurmctld slurmd sbatch sinfo \
+		containerd ctr runc busybox node-kubelet kube-scheduler device-plugin dra-driver
 	@$(BIN)/python -m pytest $(SPREAD) --extended $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS=
 

@@ -160,8 +160,49 @@ EXTENDED_TOOLS: tuple[Tool, ...] = (
     DebianTool(name="slurmd", program="slurmd", package="slurmd"),
     DebianTool(name="sbatch", program="sbatch", package="slurm-client"),
     DebianTool(name="sinfo", program="sinfo", package="slurm-client"),
+    DebianTool(name="containerd", program="containerd", package="containerd"),
+    DebianTool(name="ctr", program="ctr", package="containerd"),
+    DebianTool(name="runc", program="runc", package="runc"),
+    DebianTool(name="busybox", program="busybox", package="busybox-static"),
+    # Both of the API server's module, as kubectl.
+    GoTool(
+        name="node-kubelet",
+        version=KUBERNETES_VERSION,
+        module="kube_apiserver",
+        package="k8s.io/kubernetes/cmd/kubelet",
+        linker_flags=KUBERNETES_LINKER_FLAGS,
+    ),
+    GoTool(
+        name="kube-scheduler",
+        version=KUBERNETES_VERSION,
+        module="kube_apiserver",
+        package="k8s.io/kubernetes/cmd/kube-scheduler",
+        linker_flags=KUBERNETES_LINKER_FLAGS,
+    ),
+    GoTool(
+        name="device-plugin",
+        version=KUBELET_API_VERSION,
+        module="kubelet",
+        package="./device_plugin",
+    ),
+    GoTool(
+        name="dra-driver",
+        version=KUBELET_API_VERSION,
+        module="kubelet",
+        package="./dra_driver",
+    ),
 )
 
+NODE_PROGRAMS = (
+    "containerd",
+    "ctr",
+    "runc",
+    "busybox",
+    "node-kubelet",
+    "kube-scheduler",
+    "device-plugin",
+    "dra-driver",
+)
 SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 
 
