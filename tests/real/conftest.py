@@ -341,6 +341,13 @@ def slurm_programs() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def node_programs() -> dict[str, Path]:
+    if os.geteuid():
+        _go_without(MissingToolError("node-kubelet", "it runs only as root"))
+    return {name: _found(name) for name in catalogue.NODE_PROGRAMS}
+
+
+@pytest.fixture(scope="session")
 def kcat() -> Kcat:
     return Kcat(binary=_found("kcat"))
 
