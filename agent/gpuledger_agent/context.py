@@ -362,13 +362,15 @@ class AgentContext:
             check=self._readiness.check("allocations", severity=CheckSeverity.WARNING),
             pod_list_check=self._pod_list_check if wants_shares else None,
         )
+        ends = PodEnds(host.pod_folders)
         return Allocations(
             kubelet=host.kubelet,
             clock=host.clock,
             check=self._readiness.check("kubelet", severity=CheckSeverity.WARNING),
             backoff=Backoff(),
             settings=settings,
-            find_ended=PodEnds(host.pod_folders).find_ended,
+            find_ended=ends.find_ended,
+            is_running=ends.is_running,
             namesakes=Namesakes(host.pod_folders),
             have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
             shares=self._shares,
@@ -386,6 +388,7 @@ class AgentContext:
             readers,
             refresh_seconds=settings.kubelet.api.refresh_seconds,
             clock=host.clock,
+            has_cgroup=host.has_cgroup,
         )
 
 

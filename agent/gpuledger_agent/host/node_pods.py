@@ -274,7 +274,7 @@ class PodEnds:
 
         `pods` contains the pods in the kubelet's list; all other pods are forgotten.
         """
-        silent = {pod for pod in pods if not self._is_alive(pod)}
+        silent = {pod for pod in pods if not self.is_running(pod)}
         if not silent:
             return set()
         # These pods are new or have ended. If a pod has ended, its name may have been reused.
@@ -284,7 +284,7 @@ class PodEnds:
         for pod, uids in self._uids.items():
             for uid in self._folders.uids_of(pod):
                 uids.setdefault(uid, False)
-        return {pod for pod in silent if not self._is_alive(pod) and self._is_over(pod)}
+        return {pod for pod in silent if not self.is_running(pod) and self._is_over(pod)}
 
     def _is_over(self, pod: PodName) -> bool:
         """Return whether a pod that has no cgroup now certainly had one before, so that it ended.
@@ -295,7 +295,8 @@ class PodEnds:
         uids = self._uids.get(pod, {})
         return bool(uids) and (self._folders.shows_cgroups or all(uids.values()))
 
-    def _is_alive(self, pod: PodName) -> bool:
+    def is_running(self, pod: PodName) -> bool:
+        """Return whether a pod of the last list certainly runs, because it has a cgroup."""
         uids = self._uids.get(pod, {})
         # Try the newest UID first.
         for uid in reversed(uids):

@@ -131,6 +131,10 @@ _log = structlog.get_logger(__name__)
 
 FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
 """Takes pods, each as namespace and name, and returns the pods that have ended."""
+IsRunning = Callable[[tuple[str, str]], bool]
+"""Takes a pod's namespace and name, and returns whether the pod certainly runs."""
+_PodDevices = tuple[tuple[str, str], Sequence[DeviceAssignment]]
+"""A pod's namespace and name, and its devices."""
 HavePodsChanged = Callable[[], bool]
 """Returns whether pods were created or deleted on the node since the last call."""
 
@@ -156,18 +160,21 @@ class Allocations:
         backoff: Backoff,
         settings: KubeletSettings,
         find_ended: FindEnded = lambda _: frozenset(),
+        is_running: IsRunning = lambda _: False,
         namesakes: Namesakes | None = None,
         have_pods_changed: HavePodsChanged = lambda: False,
         shares: PodShares | None = None,
     ) -> None:
         """Start without allocations.
 
-        `find_ended` and `namesakes` find ended pods that the kubelet still lists.
+        `find_ended` and `namesakes` find ended pods that the kubelet still lists, and `is_running`
+        running pods that it does not list.
         `have_pods_changed` is called in each tick; if it returns true, the kubelet is queried.
         `shares` has the shares that annotations of pods state; without it, no pod reserves GPUs.
         """
         self._shares = shares
         self._find_ended = find_ended
+        self._is_running = is_running
         self._namesakes = namesakes
         self._have_pods_changed = have_pods_changed
         self._kubelet = kubelet
@@ -189,8 +196,10 @@ class Allocations:
         self._is_absent = False
         """Whether the node counts as a node without a kubelet: `kubelet.enabled` is `auto`, and no
         query has found the socket."""
-        self._listed: list[tuple[tuple[str, str], Sequence[DeviceAssignment]]] = []
-        """The pods in the last response that have GPUs, and the other pods of the same names."""
+        self._listed: list[_PodDevices] = []
+        """The pods in the last response that have GPUs, and the other pods of the same names, then
+        the pods that are missing from it (`_find_missing`)."""
+        self._has_missing = False
         self._ended: AbstractSet[int] = frozenset()
         """The positions of ended pods in `_listed`."""
         self._has_repeated_names = False
@@ -333,21 +342,25 @@ class Allocations:
             if reason != "unimplemented":
                 KUBELET_ERRORS.labels(reason=reason).inc()
             return
-        if there != self._allocatable:
+        # Without devices, the plugins have not registered yet, as after a restart of the kubelet.
+        if there and there != self._allocatable:
             self._allocatable = there
 
     def _ingest(self, answer: bytes) -> None:
         """Use a response: update the pods with devices, and the check."""
         # Most responses equal the previous one, byte for byte, and need not be parsed.
-        if self._answered_ns is None or answer != self._answer:
+        if self._answered_ns is None or answer != self._answer or self._has_missing:
             try:
                 pods = parse_answer(answer)
             except ValueError as error:
                 raise KubeletError("malformed", f"not a pod list: {error}") from error
-            found = [
+            found: list[_PodDevices] = [
                 ((pod.namespace, pod.name), find_assignments([pod], self._settings.resource_names))
                 for pod in pods
             ]
+            missing = self._find_missing(found)
+            self._has_missing = bool(missing)
+            found += missing
             with_devices = {name for name, devices in found if devices}
             # A pod without devices matters if another pod of the same name has some.
             self._listed = [pod for pod in found if pod[0] in with_devices]
@@ -369,6 +382,21 @@ class Allocations:
             )
         else:
             self._check.ok(f"{count} devices are allocated to containers")
+
+    def _find_missing(self, found: Sequence[_PodDevices]) -> list[_PodDevices]:
+        """Return running pods that the response before had and this one does not, with devices.
+
+        A kubelet that starts responds before it has read its pods from the API server: it then
+        lists no pods, or only static ones. Devices that another pod has now are left out.
+        """
+        listed = {name for name, _ in found}
+        taken = {(one.resource_name, one.device_id) for _, devices in found for one in devices}
+        missing = [
+            (name, [one for one in devices if (one.resource_name, one.device_id) not in taken])
+            for position, (name, devices) in enumerate(self._listed)
+            if name not in listed and position not in self._ended and self._is_running(name)
+        ]
+        return [(name, devices) for name, devices in missing if devices]
 
     def _leave_out_ended(self) -> None:
         if self._namesakes is None or not self._has_repeated_names:

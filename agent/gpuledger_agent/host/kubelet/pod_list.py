@@ -30,7 +30,7 @@ from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.runtime.tokens import BearerToken
 from gpuledger.small_files import read_small_file
 from gpuledger.texts import readable, shorten
-from gpuledger_agent.host.node_pods import MAX_NAMES
+from gpuledger_agent.host.node_pods import MAX_NAMES, HasCgroup
 from gpuledger_agent.metrics import POD_LIST_ERRORS
 from gpuledger_agent.settings import KubeletApiSettings
 
@@ -259,9 +259,12 @@ class NodePods:
         *,
         refresh_seconds: float,
         clock: Clock,
+        has_cgroup: HasCgroup = lambda _: False,
     ) -> None:
-        """Start without a query."""
+        """Start without a query; a pod for which `has_cgroup` returns true certainly exists."""
         self._pod_list = pod_list
+        self._has_cgroup = has_cgroup
+        self._pods: Sequence[ListedPod] = ()
         self._readers = readers
         self._refresh_ns = round(refresh_seconds * NS_PER_SECOND)
         self._clock = clock
@@ -308,5 +311,11 @@ class NodePods:
             pods = parse_pods(await self._pod_list.fetch(), node=self._pod_list.node)
         except ValueError as error:
             raise PodListError(f"invalid response from the kubelet: {error}") from error
+        # A kubelet that starts lists no pods, or only static ones, until it has read its pods from
+        # the API server.
+        listed = {pod.metadata.uid for pod in pods}
+        missing = (pod for pod in self._pods if pod.metadata.uid not in listed)
+        pods += [pod for pod in missing if self._has_cgroup(pod.metadata.uid)]
+        self._pods = pods
         for reader in self._readers:
             reader.take_pods(pods)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -38,12 +38,17 @@ BOTH = DeviceIndex.of([facts(GPU), facts(OTHER)])
 
 
 def answer(*device_ids: str) -> bytes:
-    devices = [{"resource_name": "nvidia.com/gpu", "device_ids": list(device_ids)}]
-    containers = [{"name": "server", "devices": devices}]
-    pods: list[dict[str, Any]] = [
-        {"name": "chat", "namespace": "serving", "containers": containers}
-    ]
-    written: bytes = ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+    return answer_of(chat=device_ids)
+
+
+def answer_of(**pods: Sequence[str]) -> bytes:
+    """Return a response with the device ids of each pod."""
+    listed: list[dict[str, Any]] = []
+    for name, ids in pods.items():
+        devices = [{"resource_name": "nvidia.com/gpu", "device_ids": list(ids)}]
+        containers = [{"name": "server", "devices": devices}]
+        listed.append({"name": name, "namespace": "serving", "containers": containers})
+    written: bytes = ListPodResourcesResponse(pod_resources=listed).SerializeToString()
     return written
 
 
@@ -87,6 +92,7 @@ class Bench:
     ) -> None:
         self.clock = ManualClock(start_ns=1_795_000_000_000_000_000)
         self.has_changed = False
+        self.pods_running: set[str] = set()
         self.kubelet = FakeKubelet(given)
         self.check = Check()
         self.allocations = Allocations(
@@ -95,6 +101,7 @@ class Bench:
             check=self.check,
             backoff=Backoff(jitter=lambda: 1.0),
             settings=KubeletSettings(enabled=enabled, cache_ttl_seconds=60),
+            is_running=lambda pod: pod[1] in self.pods_running,
             have_pods_changed=lambda: self.has_changed,
             shares=shares,
         )
@@ -239,6 +246,38 @@ async def test_the_last_response_is_used_for_a_limited_time() -> None:
         assert bench.is_ready()
 
 
+@pytest.mark.parametrize(
+    ("starting", "allocated"),
+    [
+        pytest.param({}, {"chat": [GPU, OTHER]}, id="no pods"),
+        pytest.param({"static": []}, {"chat": [GPU, OTHER]}, id="static pods only"),
+        pytest.param(
+            {"next": [GPU]}, {"next": [GPU], "chat": [OTHER]}, id="a device given to another pod"
+        ),
+        pytest.param({"chat": [GPU]}, {"chat": [GPU]}, id="the pod with fewer devices"),
+    ],
+)
+async def test_a_running_pod_that_the_kubelet_does_not_list_keeps_the_devices_that_no_other_has(
+    starting: Mapping[str, Sequence[str]], allocated: Mapping[str, list[str]]
+) -> None:
+    bench = Bench(answer(GPU, OTHER))
+    bench.pods_running = {"chat"}
+
+    def devices() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for one in bench.allocations.current(BOTH):
+            found.setdefault(one.pod, []).append(one.device_id)
+        return found
+
+    async with bench.running():
+        bench.kubelet.given = answer_of(**starting)
+        await bench.advance(30)
+        assert devices() == allocated
+        bench.pods_running = set()
+        await bench.advance(30)
+        assert devices() == {pod: list(ids) for pod, ids in starting.items() if ids}
+
+
 async def test_an_invalid_response_is_a_failure_and_the_last_one_is_used() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
@@ -279,6 +318,16 @@ async def test_a_replica_has_the_number_of_its_devices_replicas_allocated_or_not
     bench.kubelet.allocatable = allocatable(*shares, OTHER)
     async with bench.running():
         assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [4, None]
+
+
+async def test_the_number_of_replicas_remains_while_no_device_plugin_is_registered() -> None:
+    bench = Bench(answer(f"{GPU}::0"))
+    bench.kubelet.allocatable = allocatable(f"{GPU}::0", f"{GPU}::1")
+    async with bench.running():
+        bench.kubelet.allocatable = allocatable()
+        await bench.advance(70)
+        assert bench.kubelet.allocatable_requests > 1
+        assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [2]
 
 
 @pytest.mark.parametrize("failure", ["unimplemented", "deadline", b"\xff"])

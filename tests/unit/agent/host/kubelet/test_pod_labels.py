@@ -355,8 +355,13 @@ class Following:
         self.listed = listed
         self.check = Check()
         self.labels = PodLabels(("team",))
+        self.cgroups: set[str] = set()
         self.pods = NodePods(
-            listed, [self.labels], refresh_seconds=refresh_seconds, clock=listed.clock
+            listed,
+            [self.labels],
+            refresh_seconds=refresh_seconds,
+            clock=listed.clock,
+            has_cgroup=lambda uid: uid in self.cgroups,
         )
 
     @asynccontextmanager
@@ -425,6 +430,20 @@ async def test_labels_are_kept_while_the_kubelet_is_unavailable_and_the_check_fa
         await following.wait_requested(len(following.listed.requested_seconds) + 1)
         assert following.is_ok()
         assert following.labels.labels_of("1") == (("label_team", "speech"),)
+
+
+async def test_labels_of_a_running_pod_are_kept_while_the_kubelet_does_not_list_it() -> None:
+    following = Following(FakePodList(pod("1", team="vision")))
+    following.cgroups = {"1"}
+    async with following.run():
+        await following.wait_requested(1)
+        following.listed.answer = pod_list(pod("2", team="speech"))
+        await following.wait_requested(3)
+        assert following.labels.labels_of("1") == (("label_team", "vision"),)
+        assert following.labels.labels_of("2") == (("label_team", "speech"),)
+        following.cgroups = set()
+        await following.wait_requested(4)
+        assert following.labels.labels_of("1") == ()
 
 
 async def test_a_rejected_response_changes_nothing() -> None:
