@@ -7,17 +7,21 @@ import json
 import os
 import signal
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpuledger_agent.host.kubelet.allocations import SocketKubelet
+from gpuledger_agent.host.kubelet.messages import parse_answer
 from gpuledger_agent.host.kubelet.pod_list import KubeletPodList, PodListError, parse_pods
 from gpuledger_agent.settings import KubeletApiSettings
 from tests.real.node_pipeline import (
     DEADLINE_SECONDS,
     POLL_SECONDS,
     UUIDS,
+    NodePipeline,
     booked,
     running_on,
     visible_gpus,
@@ -294,18 +298,27 @@ async def test_an_allocation_lasts_while_the_container_runs_and_ends_with_the_po
             assert not found.used
 
 
-@pytest.mark.parametrize("parts", [["kubelet"], ["device_plugin"], ["device_plugin", "kubelet"]])
-async def test_a_restart_of_the_kubelet_or_of_its_device_plugin_changes_no_allocation(
-    parts: list[str], node: KubeletNode, pods: Pods
-) -> None:
-    name = "-".join(parts).replace("_", "-")
-    restarted = [getattr(node, part) for part in parts]
+@asynccontextmanager
+async def unchanged(node: KubeletNode, pods: Pods, name: str) -> AsyncIterator[NodePipeline]:
+    """Check that all events of the block book a GPU on one pod."""
     async with running_on(node, refresh_seconds=1) as pipeline:
         pods.create(name)
         pod = await pods.until(name, is_running)
         (uuid,) = gpus_in(container_id(pod))
-        await pipeline.until(lambda event: key(name) in booked(event, uuid).used)
+        await pipeline.until(lambda event: set(booked(event, uuid).used) == {key(name)})
         first = len(pipeline.events)
+        yield pipeline
+    assert container_id(pods.read(name)) == container_id(pod)
+    assert_always_allocated(pipeline.events[first:], uuid, key(name))
+    assert all(set(booked(event, uuid).used) <= {key(name)} for event in pipeline.events[first:])
+
+
+@pytest.mark.parametrize("parts", [["kubelet"], ["device_plugin"], ["device_plugin", "kubelet"]])
+async def test_a_restart_of_the_kubelet_or_of_its_device_plugin_changes_no_allocation(
+    parts: list[str], node: KubeletNode, pods: Pods
+) -> None:
+    restarted = [getattr(node, part) for part in parts]
+    async with unchanged(node, pods, "-".join(parts).replace("_", "-")) as pipeline:
         for part in restarted:
             part.kill()
         await pipeline.until_time(time.time_ns() + DOWN_NS)
@@ -314,9 +327,20 @@ async def test_a_restart_of_the_kubelet_or_of_its_device_plugin_changes_no_alloc
             await asyncio.to_thread(part.start)
             await pipeline.until_time(time.time_ns() + DOWN_NS)
         await asyncio.to_thread(node.wait_until_ready)
-    assert container_id(pods.read(name)) == container_id(pod)
-    assert_always_allocated(pipeline.events[first:], uuid, key(name))
-    assert all(set(booked(event, uuid).used) == {key(name)} for event in pipeline.events[first:])
+
+
+async def test_a_kubelet_that_cannot_read_its_pods_changes_no_allocation(
+    node: KubeletNode, pods: Pods
+) -> None:
+    async with unchanged(node, pods, "no-api-server") as pipeline:
+        await asyncio.to_thread(node.kube_api.stop_server)
+        node.kubelet.kill()
+        await asyncio.to_thread(node.kubelet.start)
+        await pipeline.until_time(time.time_ns() + 2 * DOWN_NS)
+        kubelet = SocketKubelet(node.kubelet.socket, timeout_seconds=5)
+        assert parse_answer(await kubelet.list_pods()) == []
+        await asyncio.to_thread(node.kube_api.start)
+        await asyncio.to_thread(node.wait_until_ready)
 
 
 async def test_a_pod_that_reuses_a_name_has_only_its_own_gpus(

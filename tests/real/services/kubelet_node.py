@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tests.real.services.kube_client import KubeApiClient
+    from tests.real.services.kubernetes import KubeApi
 
 NODE = "real-0"
 RESOURCE = "nvidia.com/gpu"
@@ -217,7 +218,7 @@ class KubeletNode:
         *,
         programs: Mapping[str, Path],
         folder: Path,
-        kube_api: KubeApiClient,
+        kube_api: KubeApi,
         gpu_uuids: Sequence[str],
     ) -> None:
         self.kube_api, self._programs = kube_api, programs
