@@ -1,13 +1,11 @@
-# One target per component: docker build --target agent|podwatch|join|sinks|reports|cli --tag gpuledger-agent:0.1.0 .
+# Two images: docker build --target agent --tag gpuledger-agent:0.1.0 . and docker build --target gpuledger --tag gpuledger:0.1.0 .
+# The agent's is small, because it runs on every GPU node. The other one has all components and commands.
 #
 #   base ── tools ── wheel                    the distribution, built once from the checkout; its hot modules are
 #     │       │                               compiled for one architecture and one Python version
 #     │       └───── agent-environment        one virtual environment per lock file, with exact versions and checked
-#     │              enricher-environment     hashes; the wheel comes last, so a code change reinstalls only the wheel
-#     │              sinks-environment
-#     │              reports-environment
-#     │              demo-environment
-#     └── runtime ── agent podwatch join sinks reports cli
+#     │              gpuledger-environment    hashes; the wheel comes last, so a code change reinstalls only the wheel
+#     └── runtime ── agent gpuledger
 #
 # The final images contain Python and one environment, without build tools. They run under a numeric user id, so that
 # Kubernetes can check `runAsNonRoot`. They write only to mounted volumes.
@@ -50,25 +48,7 @@ RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requir
 COPY --from=wheel /wheels /wheels
 RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
 
-FROM tools AS enricher-environment
-COPY requirements/enricher.lock requirements/
-RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/enricher.lock"]
-COPY --from=wheel /wheels /wheels
-RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
-
-FROM tools AS sinks-environment
-COPY requirements/sinks.lock requirements/
-RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/sinks.lock"]
-COPY --from=wheel /wheels /wheels
-RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
-
-FROM tools AS reports-environment
-COPY requirements/reports.lock requirements/
-RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/reports.lock"]
-COPY --from=wheel /wheels /wheels
-RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
-
-FROM tools AS demo-environment
+FROM tools AS gpuledger-environment
 COPY requirements/demo.lock requirements/
 RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/demo.lock"]
 COPY --from=wheel /wheels /wheels
@@ -95,27 +75,7 @@ COPY --from=agent-environment /opt/gpuledger /opt/gpuledger
 EXPOSE 9820
 ENTRYPOINT ["gpuledger", "agent"]
 
-FROM runtime AS podwatch
-COPY --from=enricher-environment /opt/gpuledger /opt/gpuledger
-EXPOSE 9821
-ENTRYPOINT ["gpuledger", "podwatch"]
-
-FROM runtime AS join
-COPY --from=enricher-environment /opt/gpuledger /opt/gpuledger
-EXPOSE 9822
-ENTRYPOINT ["gpuledger", "join"]
-
-FROM runtime AS sinks
-COPY --from=sinks-environment /opt/gpuledger /opt/gpuledger
-EXPOSE 9823
-ENTRYPOINT ["gpuledger", "sink"]
-
-FROM runtime AS reports
-COPY --from=reports-environment /opt/gpuledger /opt/gpuledger
-EXPOSE 9824
-ENTRYPOINT ["gpuledger", "reports"]
-
-FROM runtime AS cli
-COPY --from=demo-environment /opt/gpuledger /opt/gpuledger
+FROM runtime AS gpuledger
+COPY --from=gpuledger-environment /opt/gpuledger /opt/gpuledger
 COPY scenarios /usr/share/gpuledger/scenarios
 ENTRYPOINT ["gpuledger"]

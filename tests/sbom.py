@@ -13,7 +13,7 @@ from typing import Final
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
-from tests.unit.deployment.components import ROOT, Stage, stages, targets
+from tests.unit.deployment.components import ROOT, Stage, images, stages
 
 _PYTHON: Final = re.compile(r"python:(\d+\.\d+)\.\d+(?=-)")
 _ENVIRONMENT: Final = re.compile(r"--from=([\w-]+-environment) ")
@@ -22,7 +22,7 @@ _LOCK: Final = re.compile(r"requirements/(\w+)\.lock")
 
 def locks() -> dict[str, Path]:
     """Return the lock from which each image is built, by the image's name."""
-    return {f"gpuledger-{name}": _lock_of(stage) for name, stage in targets().items()}
+    return {name: _lock_of(stage) for name, stage in images().items()}
 
 
 def requirements(lock: Path) -> Iterator[str]:

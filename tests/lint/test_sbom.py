@@ -39,10 +39,6 @@ def read(folder: Path, image: str) -> dict[str, Any]:
 
 
 def test_each_image_has_an_sbom_with_its_name(folder: Path) -> None:
-    helpers = (ROOT / "k8s" / "chart" / "templates" / "_helpers.tpl").read_text()
-    named = re.findall(r"^\w+: (gpuledger-\w+)$", helpers, re.MULTILINE)
-
-    assert sorted(named) == IMAGES
     assert sorted(file.name for file in folder.iterdir()) == [f"{one}.cdx.json" for one in IMAGES]
 
 

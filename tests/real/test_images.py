@@ -43,15 +43,14 @@ NEEDED = {
         "gpuledger_agent.source_selection",
         "gpuledger_simulator.simulation",
     ],
-    "podwatch": ["gpuledger_enricher.podwatch.pod_watch"],
-    "join": ["gpuledger_enricher.join.join_command"],
-    "sinks": [
+    "gpuledger": [
+        "gpuledger_enricher.podwatch.pod_watch",
+        "gpuledger_enricher.join.join_command",
         "gpuledger_sinks.remote_write.remote_write_sink",
         "gpuledger_sinks.alerts.alerts_sink",
         "gpuledger_sinks.store.store_sink",
-    ],
-    "reports": ["gpuledger_reports.command", "gpuledger_reports.api.answering"],
-    "cli": [
+        "gpuledger_reports.command",
+        "gpuledger_reports.api.answering",
         "gpuledger_cli.demo.demo_command",
         "gpuledger_cli.topics",
         "gpuledger_simulator.kube",
@@ -170,7 +169,7 @@ def test_an_environment_contains_everything_that_its_image_starts(
 
 
 def test_the_joins_environment_runs_compiled_modules(built: Callable[[str], Image]) -> None:
-    image = built("enricher-environment")
+    image = built("gpuledger-environment")
     names = hot_modules()
     paths = ", ".join(f"{name}.__file__" for name in names)
     script = f"import {', '.join(names)}; print({paths})"

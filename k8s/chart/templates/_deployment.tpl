@@ -1,5 +1,5 @@
 {{/*
-The container of a central component. Arguments: root, component, image, args, values (extraEnv, resources), and optionally port,
+The container of a central component. Arguments: root, component, args, values (extraEnv, resources), and optionally port,
 portName, config (the suffix of its ConfigMap), kafka (whether it connects), env (more variables), store, writable, receiver, scratch.
 */}}
 {{- define "gpuledger.container" -}}

@@ -38,17 +38,7 @@ labels: {{- include "gpuledger.labels" . | nindent 2 }}
 
 {{- define "gpuledger.image" -}}
 {{- with .root.Values.image.registry }}{{ . | trimSuffix "/" }}/{{ end -}}
-{{ get (include "gpuledger.imageNames" . | fromYaml) .image }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
-{{- end }}
-
-{{/* The images, without registry and tag, by the program that they contain. */}}
-{{- define "gpuledger.imageNames" -}}
-agent: gpuledger-agent
-podwatch: gpuledger-podwatch
-join: gpuledger-join
-sinks: gpuledger-sinks
-reports: gpuledger-reports
-cli: gpuledger-cli
+{{ eq .component "agent" | ternary "gpuledger-agent" "gpuledger" }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
 {{/* Whether the release has a part: `agent`, `podwatch` or `central`. Empty if not. */}}

@@ -26,7 +26,7 @@ from tests.real.services.kafka import Kafka, KafkaDistribution, count_brokers
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process
 from tests.unit.deployment import components, compose_file
-from tests.unit.deployment.components import ROOT
+from tests.unit.deployment.components import ROOT, port_of
 from tests.unit.deployment.compose_file import Mount, Service
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ class Topology:
 
     def health_of(self, service: Service) -> str:
         """Return the address of a component's HTTP endpoints."""
-        (port,) = service.stage.values("EXPOSE")
-        return f"http://{self.places.address(service.name, int(port))}"
+        port = port_of(service.command()[1])
+        return f"http://{self.places.address(service.name, port)}"
 
     def metrics_of(self, name: str) -> str:
         """Return the text of a component's metrics."""

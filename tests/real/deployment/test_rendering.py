@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gpuledger.programs import COMPONENTS
 from gpuledger_cli.bill import WRONG
 from gpuledger_cli.command import main
 from gpuledger_sinks.registry import KINDS
@@ -143,10 +144,11 @@ def test_the_agent_has_its_own_namespace_except_in_a_trial(helm: Helm) -> None:
             assert (namespace is None) == (made["kind"] in CLUSTER_KINDS), made
 
 
-def test_every_image_is_started_by_a_workload(installation: Rendering) -> None:
+def test_every_component_is_started_by_a_workload(installation: Rendering) -> None:
     """Only reports may be absent."""
-    started = {each.stage.name for each in installation.workloads()}
-    assert started | {"reports"} == set(components.targets())
+    started = {each.command[1] for each in installation.services()}
+    assert started | {"reports"} == set(COMPONENTS)
+    assert {each.stage.name for each in installation.workloads()} == set(components.targets())
 
 
 @pytest.mark.parametrize("name", ["reports", "bucket", "trial"])
@@ -212,7 +214,7 @@ def test_a_component_accepts_its_arguments_files_and_environment(
         each.name: each.environment()["GPULEDGER_KAFKA__BOOTSTRAP_SERVERS"]
         for each in installation.services()
         # It reads the store, and nothing from Kafka.
-        if each.stage.name != "reports"
+        if each.command[1] != "reports"
     }
 
     assert expected
@@ -364,7 +366,7 @@ def test_there_is_a_sink_of_each_kind_and_those_that_write_to_kafka_are_optional
         name: {
             sink.settings(tmp_path / name)["kind"]
             for sink in rendered(name).services()
-            if sink.stage.name == "sinks"
+            if sink.command[1] == "sink"
         }
         for name in ("default", "further sinks")
     }

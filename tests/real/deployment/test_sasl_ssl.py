@@ -37,10 +37,10 @@ MODELS: Final[dict[str, type[msgspec.Struct]]] = {
     "agent": AgentSettings,
     "podwatch": PodwatchSettings,
     "join": JoinSettings,
-    "sinks": SinkSettings,
-    "cli": TopicsSettings,
+    "sink": SinkSettings,
+    "topics": TopicsSettings,
 }
-"""The settings class of each image's program."""
+"""The settings class of each subcommand."""
 WORKLOADS: Final = (
     "gpuledger-agent",
     "gpuledger-podwatch",
@@ -77,14 +77,13 @@ def on_kafka(rendering: Rendering) -> list[Workload]:
 def kafka_settings(workload: Workload, folder: Path) -> KafkaSettings:
     """Load the settings that the workload's program loads, and return the part on Kafka."""
     laid_out = workload.lay_out(folder / workload.name)
+    subcommand = laid_out.argv[1]
     loaded = load_settings(
-        MODELS[workload.stage.name],
+        MODELS[subcommand],
         prog="p",
         description="",
-        options=[Option(name="kind", setting="kind", help="")]
-        if workload.stage.name == "sinks"
-        else [],
-        argv=[] if workload.stage.name == "cli" else laid_out.argv[2:],
+        options=[Option(name="kind", setting="kind", help="")] if subcommand == "sink" else [],
+        argv=[] if subcommand == "topics" else laid_out.argv[2:],
         environ=laid_out.environment,
     )
     kafka: KafkaSettings = loaded.kafka  # type: ignore[attr-defined]  # each of them has it

@@ -59,11 +59,16 @@ def targets() -> dict[str, Stage]:
     return {name: stage for name, stage in stages().items() if stage.values("ENTRYPOINT")}
 
 
+def images() -> dict[str, Stage]:
+    """Return the stages that are images, by the image's name."""
+    return {"gpuledger-agent": targets()["agent"], "gpuledger": targets()["gpuledger"]}
+
+
 def target_of(image: str) -> Stage:
     """Return the stage behind an image of ours such as `gpuledger-agent:0.1.0`."""
-    found = re.fullmatch(rf"gpuledger-(\w+):{re.escape(VERSION)}", image)
-    assert found, f"{image} is no image of version {VERSION}"
-    return targets()[found[1]]
+    name, _, version = image.partition(":")
+    assert version == VERSION, f"{image} is no image of version {VERSION}"
+    return images()[name]
 
 
 def entrypoint(stage: Stage) -> list[str]:
@@ -117,6 +122,13 @@ def _settings(command: tuple[str, ...], environ: tuple[tuple[str, str], ...]) ->
     printed = run([*command, "--print-config"], dict(environ))
     loaded: dict[str, Any] = yaml.safe_load(printed)
     return loaded
+
+
+@cache
+def port_of(component: str) -> int:
+    """Return the port on which a component listens by default."""
+    kind = ["store"] if component == "sink" else []
+    return listen_port(settings(["gpuledger", component, *kind], {"NODE_NAME": "node-1"}))
 
 
 def listen_port(loaded: Mapping[str, Any]) -> int:

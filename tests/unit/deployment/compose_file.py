@@ -5,15 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
 from gpuledger.programs import COMPONENTS
 from tests.unit.deployment import components
 from tests.unit.deployment.components import ROOT, Stage
-
-OURS: Final = "gpuledger-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class Service:
 
     @property
     def is_ours(self) -> bool:
-        return self.image.startswith(OURS)
+        return self.image.partition(":")[0] in components.images()
 
     @property
     def stage(self) -> Stage:

@@ -22,7 +22,7 @@ from tests.unit.deployment.compose_file import Service
 
 COMPOSE = ROOT / "deploy" / "compose"
 SERVICES = {service.name: service for service in compose_file.services()}
-ComponentOYED = {service.name: service for service in compose_file.deployed()}
+DEPLOYED = {service.name: service for service in compose_file.deployed()}
 OPTIONAL = {name for name, service in SERVICES.items() if "profiles" in service.spec}
 SettingsOf = Callable[[str], dict[str, Any]]
 EPOCH = re.compile(r"simulator:\n  epoch_ns: \d{19}\n")
@@ -51,7 +51,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings_of(simulation: Path) -> SettingsOf:
     def settings(name: str) -> dict[str, Any]:
-        command, environment = ComponentOYED[name].on_this_machine({"simulation": simulation})
+        command, environment = DEPLOYED[name].on_this_machine({"simulation": simulation})
         return components.settings(command, environment)
 
     return settings
@@ -65,7 +65,7 @@ def test_the_compose_file_follows_the_compose_specification() -> None:
 
 
 def test_every_component_has_a_service() -> None:
-    assert {service.command()[1] for service in ComponentOYED.values()} == set(COMPONENTS)
+    assert {service.command()[1] for service in DEPLOYED.values()} == set(COMPONENTS)
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
@@ -136,7 +136,7 @@ def test_a_service_waits_only_for_existing_services(service: Service) -> None:
         assert is_healthy == ("healthcheck" in SERVICES[name].spec), name
 
 
-@pytest.mark.parametrize("name", ComponentOYED)
+@pytest.mark.parametrize("name", DEPLOYED)
 def test_a_component_accepts_its_command_and_its_environment(
     settings_of: SettingsOf, name: str
 ) -> None:
@@ -146,10 +146,10 @@ def test_a_component_accepts_its_command_and_its_environment(
         assert "kafka" not in loaded
     else:
         assert loaded["kafka"]["bootstrap_servers"] == "kafka:9092"
-    assert components.listen_port(loaded) == int(ComponentOYED[name].stage.values("EXPOSE")[0])
+    assert components.listen_port(loaded) == components.port_of(DEPLOYED[name].command()[1])
 
 
-@pytest.mark.parametrize("name", ComponentOYED)
+@pytest.mark.parametrize("name", DEPLOYED)
 def test_every_url_in_the_settings_is_a_service_and_its_port(
     settings_of: SettingsOf, name: str
 ) -> None:
@@ -162,7 +162,7 @@ def test_every_url_in_the_settings_is_a_service_and_its_port(
 
 
 def test_every_node_of_the_scenario_has_an_agent() -> None:
-    agents = [service for service in ComponentOYED.values() if service.stage.name == "agent"]
+    agents = [service for service in DEPLOYED.values() if service.stage.name == "agent"]
     (source,) = {agent.environment["GPULEDGER_SOURCE"] for agent in agents}
     scenario = yaml.safe_load((ROOT / "scenarios" / Path(source).name).read_text())
 
@@ -215,7 +215,7 @@ def test_prometheus_scrapes_every_always_running_component_on_its_port(
 ) -> None:
     (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
     scraped = {target for group in job["static_configs"] for target in group["targets"]}
-    always = ComponentOYED.keys() - OPTIONAL
+    always = DEPLOYED.keys() - OPTIONAL
 
     assert scraped == {f"{name}:{components.listen_port(settings_of(name))}" for name in always}
 

@@ -6,20 +6,16 @@ from itertools import chain
 
 import pytest
 
-from gpuledger.programs import COMPONENTS
 from tests.unit.deployment.components import (
     PYPROJECT,
     ROOT,
     VERSION,
     Stage,
     entrypoint,
-    listen_port,
-    settings,
+    port_of,
     stages,
     targets,
 )
-
-NEEDED = {"sinks": ["store"]}
 
 
 def copies(stage: Stage) -> list[list[str]]:
@@ -32,10 +28,9 @@ def stack(stage: Stage) -> list[Stage]:
     return [stage, *(stack(below) if below else [])]
 
 
-def test_each_component_and_the_command_have_one_target() -> None:
-    assert list(targets()) == ["agent", "podwatch", "join", "sinks", "reports", "cli"]
-    subcommands = [["gpuledger", name] for name in COMPONENTS]
-    assert [entrypoint(stage) for stage in targets().values()] == [*subcommands, ["gpuledger"]]
+def test_one_image_starts_the_agent_and_the_other_one_every_command() -> None:
+    commands = {name: entrypoint(stage) for name, stage in targets().items()}
+    assert commands == {"agent": ["gpuledger", "agent"], "gpuledger": ["gpuledger"]}
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=lambda stage: stage.name)
@@ -117,13 +112,8 @@ def test_the_label_names_the_version() -> None:
     assert f'image.version="{VERSION}"' in labels
 
 
-@pytest.mark.parametrize("name", ["agent", "podwatch", "join", "sinks", "reports"])
-def test_an_image_exposes_the_port_on_which_its_component_listens(name: str) -> None:
-    stage = targets()[name]
-
-    loaded = settings([*entrypoint(stage), *NEEDED.get(name, [])], {"NODE_NAME": "node-1"})
-
-    assert stage.values("EXPOSE") == [str(listen_port(loaded))]
+def test_the_agents_image_exposes_the_port_on_which_it_listens() -> None:
+    assert targets()["agent"].values("EXPOSE") == [str(port_of("agent"))]
 
 
 def test_the_base_image_has_a_supported_python() -> None:
