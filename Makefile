@@ -25,7 +25,7 @@ ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 # so that --pdb and -x work, unless ARGS set the number of processes.
 SPREAD := $(if $(ARGS),,-n auto)
 
-.PHONY: help demo test test-extended test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs rendered docs-site lock sbom clean
+.PHONY: help demo test test-extended test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs rendered docs-site lock sbom release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,11 @@ lock: $(VENV)/.uv ## Update requirements/*.lock (newest allowed versions: LOCK_A
 SBOM_FOLDER ?= build/sbom
 sbom: $(VENV)/.dev ## Write an SBOM for each image to build/sbom/ (CycloneDX JSON, from requirements/*.lock)
 	@$(BIN)/python -m tests.sbom $(SBOM_FOLDER)
+
+RELEASE ?= build/release
+release: $(VENV)/.dev ## Write the wheel, the Helm chart, SBOMs and checksums to build/release/; publishes nothing (needs Go for helm)
+	@rm -rf $(RELEASE)
+	@$(BIN)/python -m tests.release $(RELEASE)
 
 clean: ## Remove the environment, caches and build outputs
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
