@@ -89,14 +89,13 @@ class ReportedGaps:
 
     def __init__(self) -> None:
         self._known: dict[TopicPartition, tuple[int, int]] = {}
-        self._moved_to: dict[TopicPartition, int] = {}
+        self._moved: dict[TopicPartition, Gap] = {}
 
     def rest_of(self, gap: Gap) -> Gap | None:
         """Return the part of the gap that was not reported before, or `None`."""
         if gap.reason is GapReason.MOVED:
-            is_known = self._moved_to.get(gap.partition) == gap.next_offset
-            self._moved_to[gap.partition] = gap.next_offset
-            return None if is_known else gap
+            known, self._moved[gap.partition] = self._moved.get(gap.partition), gap
+            return None if gap == known else gap
         # Offsets of a recreated topic or a truncated log cannot be compared with earlier ones.
         if gap.reason is not GapReason.RETENTION:
             self._known.pop(gap.partition, None)
@@ -149,14 +148,10 @@ def moved_gap(partition: TopicPartition, *, offset: int, read_before: int | None
     `read_before` is the offset before which all records were read; `None` if it is unknown. The
     size of the gap is then unknown too. An offset that was moved back causes no gap.
     """
-    if read_before is None:
-        read_before, is_gap = offset, offset > 0
-    else:
-        is_gap = offset > read_before
-    moved = Gap(
-        partition=partition, first_offset=read_before, next_offset=offset, reason=GapReason.MOVED
-    )
-    return moved if is_gap else None
+    if offset <= (read_before or 0):
+        return None
+    first = offset if read_before is None else read_before
+    return Gap(partition=partition, first_offset=first, next_offset=offset, reason=GapReason.MOVED)
 
 
 def known_time_ms(timestamp_ms: int) -> int | None:

@@ -96,6 +96,17 @@ def test_gaps_of_a_recreated_topic_are_independent_of_those_of_the_old_topic() -
     assert reported.rest_of(gap(51, 801)) == gap(51, 801)
 
 
+def test_a_moved_offset_is_reported_again_only_if_another_range_was_skipped() -> None:
+    reported = ReportedGaps()
+    for moved in (
+        gap(2, 10, reason=GapReason.MOVED),
+        gap(5, 10, reason=GapReason.MOVED),
+        gap(5, 12, reason=GapReason.MOVED),
+    ):
+        assert reported.rest_of(moved) == moved
+        assert reported.rest_of(moved) is None
+
+
 @pytest.mark.parametrize("timestamp_ms", [-1, -(2**62), 2**62, 2**63 - 1])
 def test_a_timestamp_that_no_clock_can_show_is_not_reported_as_the_time_of_a_gap(
     timestamp_ms: int,
