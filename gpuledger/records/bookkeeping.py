@@ -67,7 +67,8 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     time_ns: Natural
     """End of the interval that the sample covers, nanoseconds since the epoch."""
     offset: Natural
-    """The sample's offset in its partition of `gpuledger.samples.v1`."""
+    """The highest offset of the node's samples that were read, in its partition of
+    `gpuledger.samples.v1`; also of samples that were not attributed, such as duplicates."""
     topic_id: Word | None = None
     """The id of the topic that `offset` belongs to, which changes if the topic is deleted and
     recreated; absent if Kafka has no topic ids."""

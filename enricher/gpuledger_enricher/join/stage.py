@@ -242,7 +242,7 @@ class JoinStage:
         self._watermarks[partition].topic_id = topic_id
 
     def read_before(self, partition: int) -> int | None:
-        """Return the offset after the last booked tick; `None` if no booked tick is known."""
+        """Return the offset after the last read tick; `None` if no booked tick is known."""
         return self._watermarks[partition].read_before()
 
     def earlier_topic(self, partition: int) -> tuple[str, int] | None:
@@ -253,10 +253,10 @@ class JoinStage:
         return self._watermarks[partition].earlier_topic()
 
     def drain_progress(self, partition: int) -> list[Message]:
-        """Return the progress of the nodes that were booked or forgotten since the last call.
+        """Return the progress of the nodes that were read or forgotten since the last call.
 
-        The timestamp of the messages is this machine's time, because a broker might reject the time
-        of a tick.
+        A message has the time at which a tick of the node was booked last, by the worker's clock. A
+        broker might reject the time of the tick.
         """
         now_ms = self._time_ns() // NS_PER_MS
         drained = self._watermarks[partition].drain()
@@ -266,8 +266,8 @@ class JoinStage:
         return [
             Message(
                 key=key.encode(),
-                value=encode(watermark) if watermark else None,
-                timestamp_ms=now_ms,
+                value=encode(watermark.progress_of(key)) if watermark else None,
+                timestamp_ms=watermark.last_seen_ns // NS_PER_MS if watermark else now_ms,
             )
             for key, watermark in drained
         ]
@@ -279,14 +279,18 @@ class JoinStage:
         for record, sample in self._dead_letters.decode(self._sample_decoder, records):
             if self._reject_misplaced(record, node=node_key(sample)):
                 continue
+            made: tuple[Message, ...] = ()
             try:
-                events += self._take_sample(record, sample, now_ns=now_ns)
+                made = self._take_sample(record, sample, now_ns=now_ns)
             except InvalidTickError as error:
                 detail = f"{record.topic}: {error}"
                 self._dead_letters.reject(record, reason="invalid", detail=detail)
             except TooManyEntriesError as error:
                 detail = f"{record.topic}: its event would be too large: {error}"
                 self._dead_letters.reject(record, reason="too_large", detail=detail)
+            if not made:
+                self._watermarks[record.partition].skip(node_key(sample), offset=record.offset)
+            events += made
         metrics.TICKS_TOTAL.inc(len(records))
         self._observer.report(now_ns)
         return events

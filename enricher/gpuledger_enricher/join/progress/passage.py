@@ -101,7 +101,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
     time_ns: int
     """End of the tick, in nanoseconds since the epoch."""
     offset: int
-    """The tick's offset in its partition."""
+    """The highest offset of the node's ticks that were read, even if they were not booked."""
     last_seen_ns: int
     """When a worker last read a tick of the node, by the worker's clock."""
     begun_ns: int
@@ -119,7 +119,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
     """Start of the time that the newest boot covers, see `overlaps`; `None` in progress of older
     versions."""
     topic_id: str | None = None
-    """The id of the topic that has the tick at `offset`; `None` if it is unknown."""
+    """The id of the topic that `offset` belongs to; `None` if it is unknown."""
 
     def newest(self) -> BootWatermark:
         """Return the progress of the newest boot in the form that is kept of earlier boots.

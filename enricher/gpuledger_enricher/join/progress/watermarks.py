@@ -63,11 +63,12 @@ class NodeWatermarks:
         return self._watermarks.get(node)
 
     def read_before(self) -> int | None:
-        """Return the offset after the last booked tick in the present topic.
+        """Return the offset after the last tick that was read in the present topic.
 
-        Returns `None` if no booked tick is known.
+        Returns `None` if no booked tick is known. Ticks of nodes without a booked tick do not
+        count.
 
-        If all booked ticks are of an earlier topic of the same name, no tick of the present topic
+        If all nodes' ticks are of an earlier topic of the same name, no tick of the present topic
         was read, and the offset is 0.
         """
         if self.earlier_topic() is not None:
@@ -79,9 +80,9 @@ class NodeWatermarks:
         )
 
     def earlier_topic(self) -> tuple[str, int] | None:
-        """Return the id of the topic that was recreated, and the offset after its last booked tick.
+        """Return the id of the topic that was recreated, and the offset after its last read tick.
 
-        Returns `None` if a booked tick is of the present topic, or if the ids are unknown.
+        Returns `None` if a tick of the present topic was read, or if the ids are unknown.
         """
         known = [each for each in self._watermarks.values() if each.topic_id is not None]
         if not known or not all(is_other_topic(each.topic_id, self.topic_id) for each in known):
@@ -106,6 +107,16 @@ class NodeWatermarks:
         self._watermarks[node] = watermark
         self._advanced[node] = None
         self._left_of_sweep -= 1
+
+    def skip(self, node: str, *, offset: int) -> None:
+        """Record that a tick of a node was read but not booked.
+
+        Does nothing if no tick of the node was booked before.
+        """
+        known = self._watermarks.get(node)
+        if known and (offset > known.offset or is_other_topic(known.topic_id, self.topic_id)):
+            known.offset, known.topic_id = offset, self.topic_id
+            self._advanced[node] = None
 
     def reached_ns(self, now_ns: int) -> int | None:
         """Return the time that the partition has reached; `None` before its first tick.
@@ -250,14 +261,10 @@ class NodeWatermarks:
         self._watermarks.pop(node, None)
         self._advanced.pop(node, None)
 
-    def drain(self) -> list[tuple[str, NodeProgress | None]]:
-        """Return the progress that changed since the last call, by node; `None` if forgotten."""
+    def drain(self) -> list[tuple[str, NodeWatermark | None]]:
+        """Return the watermarks that changed since the last call, by node; `None` if forgotten."""
         advanced, self._advanced = self._advanced, {}
-        return [
-            (node, watermark.progress_of(node) if watermark else None)
-            for node in advanced
-            for watermark in (self._watermarks.get(node),)
-        ]
+        return [(node, self._watermarks.get(node)) for node in advanced]
 
 
 def _read_before(watermarks: Iterable[NodeWatermark]) -> int | None:
@@ -303,6 +310,7 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         boots = (*known.before, moved._replace(covered_from_ns=_covered_from_ns(other, tick)))
     known.before = _kept(known, boots, now_ns=tick.last_seen_ns)
     known.last_seen_ns = tick.last_seen_ns
+    known.offset, known.topic_id = tick.offset, tick.topic_id
     return known
 
 

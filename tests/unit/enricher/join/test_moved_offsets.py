@@ -1,5 +1,6 @@
 """Offsets of the join that another program has set while no worker was running."""
 
+import pytest
 from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
@@ -18,6 +19,7 @@ from tests.unit.enricher.join.joining import (
     tick,
     until,
 )
+from tests.unit.enricher.join.ticks import sample
 
 AT = TopicPartition(SAMPLES.name, PARTITION)
 
@@ -69,6 +71,22 @@ async def test_ticks_after_an_offset_that_was_moved_back_are_booked_once_and_are
         await committed(bus, 4)
         assert gaps(readiness) == "no record was missed"
     assert await seqs(bus, 4) == [1000, 2000, 3000, 4000]
+
+
+@pytest.mark.parametrize(
+    "last", [tick(2000), sample(boot_id="next", seq=10)], ids=["duplicate", "reboot"]
+)
+async def test_an_offset_that_was_set_to_where_it_was_is_no_gap(last: object) -> None:
+    """For example with `--to-current`, if the last tick was not booked as the node's newest one."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1000), tick(2000), last)
+    async with joining(bus):
+        await committed(bus, 3)
+    bus.move_offset(GROUP, AT, 3)
+
+    async with joining(bus) as readiness:
+        await until(lambda: not bus.is_moved(GROUP, AT))
+        assert gaps(readiness) == "no record was missed"
 
 
 async def test_a_group_that_has_booked_nothing_begins_where_its_offset_was_set_without_a_gap() -> (

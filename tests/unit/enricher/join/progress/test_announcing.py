@@ -78,7 +78,7 @@ class Partition:
 
     def deliver(self, *, is_killed: bool = False) -> None:
         """Let the worker deliver, or be killed before its transaction commits."""
-        progress = dict(self.nodes.drain())
+        progress = {node: known and known.progress_of(node) for node, known in self.nodes.drain()}
         watermarks = self.announcer.drain(PARTITION, now_seconds=self.now, time_ns=self.now_ns)
         if self.announcer.is_to_be_drawn(PARTITION, now_seconds=self.now):
             is_at_end = self.read == len(self.ticks) and not self.made

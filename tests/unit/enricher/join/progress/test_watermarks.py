@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
@@ -72,14 +73,40 @@ def test_a_watermark_names_the_last_booked_tick(stage: JoinStage) -> None:
     )
 
 
-def test_a_watermark_is_written_once_and_only_if_something_was_booked(stage: JoinStage) -> None:
-    """Restored progress, a duplicate and another partition produce none."""
+def test_a_watermark_is_written_once_and_only_if_something_new_was_read(stage: JoinStage) -> None:
+    """Restored progress, a record that is read again and another partition produce none."""
     stage.take_samples([record(USED)])
     assert stage.drain_progress(PARTITION + 1) == []
     watermarks = stage.drain_progress(PARTITION)
     stage.restore_progress(written(watermarks))
-    stage.take_samples([record(USED, offset=1)])
+    stage.take_samples([record(USED)])
     assert stage.drain_progress(PARTITION) == []
+
+
+REBOOTED = sample(boot_id="boot-2", seq=10, time_ns=USED.time_ns + SECOND_NS)
+NOT_BOOKED_AS_NEWEST = [
+    ("a duplicate", USED, {}),
+    ("an overlap", sample(seq=1200, time_ns=USED.time_ns + SECOND_NS // 5), {}),
+    ("an invalid tick", sample(seq=9000, interval_ns=0), {}),
+    ("a seq that runs ahead", sample(seq=6 * 10**9), {}),
+    ("the first tick of another boot", REBOOTED, {"single_time_ns": REBOOTED.time_ns}),
+]
+
+
+@pytest.mark.parametrize(("case", "tick", "changes"), NOT_BOOKED_AS_NEWEST)
+def test_the_offset_of_a_watermark_is_that_of_the_last_tick_even_if_another_one_was_booked_last(
+    stage: JoinStage, case: str, tick: NodeSample, changes: dict[str, int]
+) -> None:
+    """Other fields, and the time of the record, are as if the tick had not been read."""
+    stage.take_samples([record(USED, offset=4)])
+    (before,) = stage.drain_progress(PARTITION)
+    stage.take_samples([record(tick, offset=7)])
+    stage.take_samples([record(USED, offset=5)])  # as after an offset that was moved back
+    (after,) = stage.drain_progress(PARTITION)
+    found = replace(WATERMARK.decode(after.value), boots_before=None)
+    expected = replace(WATERMARK.decode(before.value), offset=7, **changes)
+    assert (found, after.timestamp_ms) == (expected, before.timestamp_ms), case
+    assert stage.read_before(PARTITION) == 8
 
 
 def test_a_tick_that_could_not_be_booked_leaves_no_watermark(stage: JoinStage) -> None:
@@ -255,9 +282,9 @@ def test_the_next_worker_reads_how_long_nodes_have_been_booked() -> None:
     for at_seconds in (10, 1000):
         advance(first, "honest", at_seconds=at_seconds)
     successor = NodeWatermarks()
-    for _, watermark in first.drain():
+    for node, watermark in first.drain():
         assert watermark is not None
-        successor.take(watermark, last_seen_ns=1000 * SECOND_NS)
+        successor.take(watermark.progress_of(node), last_seen_ns=1000 * SECOND_NS)
     make_up_nodes(successor, at_seconds=1000.5)
     assert successor.of("default/honest") is not None
 
