@@ -8,7 +8,7 @@ the results, and `restore` reads the state of new partitions.
 import asyncio
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -134,37 +134,38 @@ class JoinWorker:
         }
         await self._restorer.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known, at_end=consumer.at_end())
-        await self._renew_watermarks(consumer)
+        if due := self._open_due():
+            self._at_end = await self._find_at_end(consumer, due)
 
-    async def _renew_watermarks(self, consumer: Consumer) -> None:
-        """Create a batch for each partition whose watermark is due but that has no batch yet.
+    def _open_due(self) -> list[int]:
+        """Create batches for partitions that have none and whose watermark is due; return these."""
+        now = time.monotonic()
+        due = [each for each in self._announcer.due(now_seconds=now) if each not in self._batches]
+        for partition in due:
+            self._batches.at(partition, now=now)
+        return due
 
-        Also note which of these partitions have been read to their end.
+    async def _find_at_end(self, consumer: Consumer, partitions: Iterable[int]) -> set[int]:
+        """Return the partitions with a watermark to compute that have been read to their end.
+
+        Requests the end offsets. During an outage, `consumer.at_end` would use the last known ends,
+        and nodes whose records are waiting would count as unresponsive. Without an answer, no
+        partition is returned.
         """
         now = time.monotonic()
-        due = [
-            partition
-            for partition in self._announcer.due(now_seconds=now)
-            if partition not in self._batches
-        ]
-        if not due:
-            return
-        for number in due:
-            self._batches.at(number, now=now)
         samples = [
             TopicPartition(self._topics.samples.name, number)
-            for number in due
+            for number in partitions
             if self._announcer.is_to_be_drawn(number, now_seconds=now)
         ]
-        self._at_end.clear()
-        if not samples:
-            return
+        found: set[int] = set()
         with suppress(TimeoutError, BusError, NotAssignedError):
             async with asyncio.timeout(self._tuning.poll_timeout_seconds):
                 ends = await consumer.end_offsets(samples)
                 for partition in samples:
                     if await consumer.position(partition) >= ends[partition]:
-                        self._at_end.add(partition.partition)
+                        found.add(partition.partition)
+        return found
 
     async def _on_gap(self, gap: Gap) -> None:
         self._gaps.add(gap)
