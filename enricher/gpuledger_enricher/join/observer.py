@@ -80,7 +80,7 @@ class UnbookedNodes:
 
         A node is reported once. It can be reported again after one of its ticks was booked.
         """
-        found = self._observe_unbooked(
+        found = self.observe_unbooked(
             node, partition=partition, written_ns=written_ns, now_ns=now_ns
         )
         if found is None:
@@ -88,11 +88,7 @@ class UnbookedNodes:
         is_new, found.is_reported = not found.is_reported, found.is_unbooked
         return is_new and found.is_reported
 
-    def observe_rejected(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
-        """Record that a tick was not booked although it is not a duplicate."""
-        self._observe_unbooked(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
-
-    def _observe_unbooked(
+    def observe_unbooked(
         self, node: str, *, partition: int, written_ns: int, now_ns: int
     ) -> _NodeHistory | None:
         """Record an unbooked tick and return its node's history; `None` if the tick is not new."""
@@ -253,7 +249,7 @@ class JoinObserver:
         self,
         record: Record,
         sample: NodeSample,
-        watermark: NodeWatermark | None,
+        watermark: NodeWatermark,
         overlap_ns: int,
         *,
         now_ns: int,
@@ -267,12 +263,12 @@ class JoinObserver:
         metrics.OVERLAPPING_SECONDS_TOTAL.inc(sample.interval_ns / NS_PER_SECOND)
         # Ticks of one of two real agents are booked, so their node does not count as unbooked. If a
         # writer covers the node's time with forged ticks, it does.
-        self.observe_rejected(record, sample, now_ns=now_ns)
+        self.observe_unbooked(record, sample, now_ns=now_ns)
         if count := self._overlaps.count(node):
             _log.warning(
                 "samples_overlapped",
                 **_names(node),
-                boot_ids=[sample.boot_id, *([watermark.boot_id] if watermark else ())],
+                boot_ids=[sample.boot_id, watermark.boot_id],
                 overlap_seconds=round(overlap_ns / NS_PER_SECOND, 3),
                 count=count,
             )
@@ -376,25 +372,24 @@ class JoinObserver:
                 "node_seq_leapt", **_names(node), by_seconds=round(seconds, 3), count=count
             )
 
-    def observe_rejected(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
+    def observe_unbooked(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
         """Record that a tick was not booked although it is not a duplicate."""
         written_ns = record.timestamp_ms * NS_PER_MS
-        self._unbooked.observe_rejected(
+        self._unbooked.observe_unbooked(
             node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )
 
     def observe_duplicate(
-        self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
+        self, record: Record, sample: NodeSample, watermark: NodeWatermark, *, now_ns: int
     ) -> None:
         """Record a duplicate tick; log a warning if all new ticks of its node are duplicates."""
         metrics.DUPLICATES_TOTAL.inc()
-        seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * NS_PER_MS
         is_unbooked = self._unbooked.observe_duplicate(
             node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )
-        if is_unbooked and seq is not None:
-            by_seconds = (seq - sample.seq) / 1e3
+        if is_unbooked and (boot := watermark.boot_of(sample.boot_id)):
+            by_seconds = (boot.seq - sample.seq) / 1e3
             _log.warning(
                 "node_seq_leapt",
                 **_names(node_key(sample)),

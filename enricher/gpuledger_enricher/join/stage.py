@@ -338,7 +338,7 @@ class JoinStage:
         watermarks = self._watermarks[record.partition]
         node = node_key(sample)
         watermark = watermarks.of(node)
-        if is_duplicate(sample, watermark):
+        if watermark and is_duplicate(sample, watermark):
             self._observer.observe_duplicate(record, sample, watermark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
@@ -350,9 +350,9 @@ class JoinStage:
             # its `seq` would be lost.
             self._observer.observe_seq_ahead(node, ahead_seconds)
             if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
-                self._observer.observe_rejected(record, sample, now_ns=now_ns)
+                self._observer.observe_unbooked(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
-        if (booked_ns := overlap_ns(sample, watermark, now_ns=now_ns)) is not None:
+        if watermark and (booked_ns := overlap_ns(sample, watermark, now_ns=now_ns)) is not None:
             self._observer.observe_overlap(record, sample, watermark, booked_ns, now_ns=now_ns)
             return ()
         descriptions = self._descriptions.describe(sample)

@@ -42,14 +42,12 @@ from gpuledger_enricher.join.progress.passage import (
 _NEVER: Final = -(2**63)
 
 
-def overlap_ns(sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int) -> int | None:
+def overlap_ns(sample: NodeSample, watermark: NodeWatermark, *, now_ns: int) -> int | None:
     """Return for how many nanoseconds of a tick the node is booked already.
 
     Return `None` if the tick can be booked. The tick must not be a duplicate. `now_ns` is the
     worker's clock.
     """
-    if watermark is None:
-        return None
     if sample.boot_id == watermark.boot_id:
         # True for most ticks, so it is tested without further calls.
         passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
@@ -57,7 +55,7 @@ def overlap_ns(sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: i
             return None
         overlap = _with_previous_ns(sample, seq=watermark.seq, time_ns=watermark.time_ns)
     else:
-        boot = next((each for each in watermark.before if each.boot_id == sample.boot_id), None)
+        boot = watermark.other_boot(sample.boot_id)
         # A new boot, or one that continues after the newest boot.
         if boot is None or watermark.goes_on_with(boot):
             return None

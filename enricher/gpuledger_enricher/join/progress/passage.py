@@ -190,17 +190,13 @@ class NodeWatermark(msgspec.Struct, gc=False):
             or None,
         )
 
-    def seq_of(self, boot_id: str) -> int | None:
-        """Return the last booked `seq` of a boot; `None` if no tick of the boot is known."""
-        if boot_id == self.boot_id:
-            return self.seq
-        return next((boot.seq for boot in self.before if boot.boot_id == boot_id), None)
+    def boot_of(self, boot_id: str) -> "NodeWatermark | BootWatermark | None":
+        """Return the watermark of a boot; `None` if no tick of the boot is known."""
+        return self if boot_id == self.boot_id else self.other_boot(boot_id)
 
-    def begun_ns_of(self, boot_id: str) -> int | None:
-        """Return the known start of a boot; `None` if no tick of the boot is known."""
-        if boot_id == self.boot_id:
-            return self.begun_ns
-        return next((boot.begun_ns for boot in self.before if boot.boot_id == boot_id), None)
+    def other_boot(self, boot_id: str) -> BootWatermark | None:
+        """Return the watermark of a boot other than the newest one."""
+        return next((boot for boot in self.before if boot.boot_id == boot_id), None)
 
 
 def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:
@@ -209,8 +205,8 @@ def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:
     `seq` rises within a boot, even if the agent restarts. A boot without booked ticks is new, so no
     ticks are lost if a clock is set back or a topic is recreated.
     """
-    seq = watermark.seq_of(sample.boot_id) if watermark else None
-    return seq is not None and sample.seq <= seq
+    boot = watermark.boot_of(sample.boot_id) if watermark else None
+    return boot is not None and sample.seq <= boot.seq
 
 
 def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
@@ -222,10 +218,10 @@ def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | 
     """
     if watermark is None:
         return None
-    seq = watermark.seq_of(sample.boot_id)
+    boot = watermark.boot_of(sample.boot_id)
     # Earlier boots too: a late tick of an earlier boot may come after the next boot's first tick.
-    if seq is not None:
-        gap_ns = (sample.seq - seq) * NS_PER_MS - sample.interval_ns
+    if boot is not None:
+        gap_ns = (sample.seq - boot.seq) * NS_PER_MS - sample.interval_ns
     else:
         gap_ns = sample.time_ns - sample.interval_ns - watermark.last_time_ns()
     return gap_ns if gap_ns > MIN_GAP_NS else None
@@ -244,7 +240,7 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
         step_ns = clock_step_ns(
             milliseconds=sample.seq - watermark.seq, time_ns=sample.time_ns - watermark.time_ns
         )
-    elif watermark.seq_of(sample.boot_id) is None:
+    elif watermark.other_boot(sample.boot_id) is None:
         back_ns = watermark.last_time_ns() - (sample.time_ns - sample.seq * NS_PER_MS)
         step_ns = -back_ns if back_ns > STEP_NS else 0
     else:
@@ -277,10 +273,10 @@ def seq_ahead_seconds(
     The result is the known start of the boot minus the start that this tick gives. The tick's time
     is the later of `written_ms`, the record's timestamp, and `now_ns`, the worker's clock.
     """
-    begun_ns = watermark.begun_ns_of(sample.boot_id) if watermark else None
-    if begun_ns is None:
+    boot = watermark.boot_of(sample.boot_id) if watermark else None
+    if boot is None:
         return None
-    ahead_ns = begun_ns - (max(written_ms * NS_PER_MS, now_ns) - sample.seq * NS_PER_MS)
+    ahead_ns = boot.begun_ns - (max(written_ms * NS_PER_MS, now_ns) - sample.seq * NS_PER_MS)
     return ahead_ns / NS_PER_SECOND if ahead_ns > _REPORTED_AHEAD_NS else None
 
 

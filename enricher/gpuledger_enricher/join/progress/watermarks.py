@@ -244,7 +244,8 @@ class NodeWatermarks:
         known = self._watermarks.get(key)
         # A compacted topic may still have several records of a node: the highest `seq` of a boot
         # counts, and a boot that is not known yet is newer than the known boot.
-        if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
+        known_boot = known.boot_of(watermark.boot_id) if known else None
+        if known_boot is None or watermark.seq >= known_boot.seq:
             known_boots = (known.newest(), *known.before) if known else ()
             for boot in known_boots:
                 if boot.boot_id == watermark.boot_id:
@@ -286,7 +287,7 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
             tick.begun_ns = known.begun_ns
         tick.first_ns = known.first_ns
         return tick
-    other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
+    other = known.other_boot(tick.boot_id)
     goes_on = other is not None and known.goes_on_with(other)
     if goes_on or tick.last_seen_ns - known.last_ns >= UNRESPONSIVE_NS:
         if other is not None:
