@@ -33,8 +33,9 @@ GATHER_SECONDS: Final = 0.05
 batch as it arrives costs one and a half times as much."""
 GATHER_BYTES: Final = 1_000_000
 """With this many bytes, a broker answers a fetch immediately."""
-SILENCE_SECONDS: Final = 10.0
-"""How long the group's coordinator may be unavailable before a poll fails."""
+MAX_UNANSWERED_SECONDS: Final = 10.0
+"""How long the group's coordinator may be unavailable before a poll fails, and how long the brokers
+of the partitions before `is_answered` returns false."""
 
 
 class KafkaConsumer:
@@ -45,9 +46,9 @@ class KafkaConsumer:
         *,
         connection: KafkaConnection,
         subscription: Subscription,
-        silence_seconds: float = SILENCE_SECONDS,
+        max_unanswered_seconds: float = MAX_UNANSWERED_SECONDS,
     ) -> None:
-        self._silence_seconds = silence_seconds
+        self._max_unanswered_seconds = max_unanswered_seconds
         self._connection = connection
         self._subscription = subscription
         self._rebalances = Rebalances(subscription, begin=self._begin)
@@ -225,7 +226,9 @@ class KafkaConsumer:
 
     def is_answered(self) -> bool:
         """Return whether brokers have recently answered for every partition that is read."""
-        return self._rebalances.has_joined and self._answers.seconds() < self._silence_seconds
+        return (
+            self._rebalances.has_joined and self._answers.seconds() < self._max_unanswered_seconds
+        )
 
     def _observe(self, client: AIOKafkaConsumer) -> None:
         held = [*map(named, self._rebalances.held)]
@@ -324,7 +327,7 @@ class KafkaConsumer:
         now = asyncio.get_running_loop().time()
         if records or consumers.has_coordinator(client):
             self._answered_at = now
-        elif now - self._answered_at > self._silence_seconds:
+        elif now - self._answered_at > self._max_unanswered_seconds:
             raise BusUnavailableError(
                 f"{self._doing('polling')}: {self._connection.servers} "
                 f"has had no group coordinator for {now - self._answered_at:.0f} s"

@@ -143,22 +143,23 @@ class RetryingCaller(Generic[ErrorT]):
         backoff: Callable[[], Backoff] = Backoff,
         min_seconds: Callable[[ErrorT], float] | None = None,
         describe: Callable[[ErrorT], str] = str,
-        also: Mapping[type[ErrorT], Check] = _NO_CHECKS,
+        checks_by_error: Mapping[type[ErrorT], Check] = _NO_CHECKS,
     ) -> None:
         """Configure the handling of `on` errors; all other errors are raised to the caller.
 
         After an error, `check` fails with the text of `describe`. After a success it passes, with
         `receiver` as its detail. If `passes_check` is false, a success leaves the check unchanged,
         because more than the call must succeed. `counter` counts the failures. `min_seconds`
-        returns the minimum wait that the receiver requested. Each check of `also` fails only after
-        errors of its class, and passes after any other result.
+        returns the minimum wait that the receiver requested. Each check of `checks_by_error` fails
+        only after errors of its class, and passes after any other result.
         """
         self.attempts = 0
         """Number of attempts that have ended, successful or not; shows that the caller is alive."""
         self._on, self._check, self._receiver = on, check, receiver
         self._passes_check, self._counter = passes_check, counter
         self._clock, self._backoff = clock or SystemClock(), backoff
-        self._min_seconds, self._describe, self._also = min_seconds, describe, also
+        self._min_seconds, self._describe = min_seconds, describe
+        self._checks_by_error = checks_by_error
 
     async def __call__(
         self, call: Callable[[], Awaitable[T]], *, deadline_seconds: float = math.inf
@@ -176,7 +177,7 @@ class RetryingCaller(Generic[ErrorT]):
                 if self._counter is not None:
                     self._counter.inc()
                 self._check.failed(self._describe(error))
-                for kind, check in self._also.items():
+                for kind, check in self._checks_by_error.items():
                     if isinstance(error, kind):
                         check.failed(self._describe(error))
                     else:
@@ -186,7 +187,7 @@ class RetryingCaller(Generic[ErrorT]):
             else:
                 if self._passes_check:
                     self._check.ok(self._receiver)
-                for check in self._also.values():
+                for check in self._checks_by_error.values():
                     check.ok()
                 return done
             finally:

@@ -60,5 +60,5 @@ def retry_receiver(
         counter=RETRIES_TOTAL.labels(sink=sink),
         clock=clock,
         min_seconds=lambda error: error.retry_after_seconds,
-        also={} if disk_check is None else {DiskFullError: disk_check},
+        checks_by_error={} if disk_check is None else {DiskFullError: disk_check},
     )

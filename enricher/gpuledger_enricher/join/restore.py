@@ -250,7 +250,7 @@ class StateRestorer:
         async with self._history.reader() as reader:
             topic_id = await reader.topic_id(self._history.topics.samples.name)
             for number in partitions:
-                self._stage.read_topic(number, topic_id)
+                self._stage.set_topic_id(number, topic_id)
             for partition, span in (await reader.spans(self._history.topics.events.name)).items():
                 if partition.partition in partitions:
                     now = self._seconds()

@@ -196,7 +196,7 @@ class JoinStage:
                     known.call_complete(found.cluster, found.complete_until_ns)
                     continue
                 # The cluster exists even if none of its nodes is in this partition.
-                self._watermarks[record.partition].call_complete(found.cluster, 0)
+                self._watermarks[record.partition].add_cluster(found.cluster)
                 if record.offset >= self._watermarks_from.get(record.partition, 0):
                     self.pods_completeness.take(found)
                 elif self._time_ns() - found.complete_until_ns < SPEAKING_NS:
@@ -237,8 +237,8 @@ class JoinStage:
                     continue
                 watermarks.take(watermark, last_seen_ns=record.timestamp_ms * NS_PER_MS)
 
-    def read_topic(self, partition: int, topic_id: str | None) -> None:
-        """Record the id of the samples topic that this partition is read from."""
+    def set_topic_id(self, partition: int, topic_id: str | None) -> None:
+        """Set the id of the samples topic that this partition is read from."""
         self._watermarks[partition].topic_id = topic_id
 
     def read_before(self, partition: int) -> int | None:
@@ -394,7 +394,7 @@ class JoinStage:
         cluster = sample.cluster
         if not any(known.knows_cluster(cluster) for known in self._watermarks.values()):
             self._observer.observe_new_cluster(node_key(sample))
-        watermarks.call_complete(cluster, 0)
+        watermarks.add_cluster(cluster)
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
         """Return the message for a result; reject the record if the message is too large.

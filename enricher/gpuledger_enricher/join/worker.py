@@ -251,8 +251,8 @@ class JoinWorker:
             if made.partition in undone:
                 continue
             if made.events_partition in made.messages:
-                self._announcer.publish(made.partition, next_offset=made.next_offset)
-            self._announcer.commit(made.partition)
+                self._announcer.published(made.partition, next_offset=made.next_offset)
+            self._announcer.committed(made.partition)
             for partition, next_offset in made.offsets.items():
                 if partition.topic == self._topics.samples.name:
                     self._lag.done(partition, next_offset, time_ms=made.last_tick_ms)

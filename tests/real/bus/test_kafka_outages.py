@@ -174,7 +174,7 @@ async def test_a_poll_reports_unavailable_brokers_and_continues_when_they_are_ba
     consumer = KafkaConsumer(
         connection=KafkaConnection(settings),
         subscription=Subscription(group="g", topics=[TOPIC.name]),
-        silence_seconds=2.0,
+        max_unanswered_seconds=2.0,
     )
     async with KafkaBus(settings).producer() as producer, AsyncExitStack() as stack:
         stack.push_async_callback(consumer.close)

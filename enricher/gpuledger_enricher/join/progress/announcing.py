@@ -74,12 +74,12 @@ class Announcer:
             if not reached:
                 state.due_seconds = now_seconds + RENEWED_AFTER_SECONDS
 
-    def publish(self, partition: int, *, next_offset: int | None) -> None:
+    def published(self, partition: int, *, next_offset: int | None) -> None:
         """Record the offset after the published events; `None` if the bus did not report it."""
         if state := self._partitions.get(partition):
             state.next_offset = next_offset
 
-    def commit(self, partition: int) -> None:
+    def committed(self, partition: int) -> None:
         """Record that all messages for a partition so far are delivered and committed."""
         if state := self._partitions.get(partition):
             state.acknowledged, state.drawn = state.drawn or state.acknowledged, None

@@ -141,12 +141,17 @@ class NodeWatermarks:
 
     def call_complete(self, cluster: str, until_ns: int) -> None:
         """Record a published watermark of a cluster; one with an earlier time is ignored."""
-        if cluster in self._complete_until_ns or len(self._complete_until_ns) < MAX_CLUSTERS:
-            known_ns = self.complete_until_ns(cluster)
-            self._complete_until_ns[cluster] = max(known_ns, until_ns)
+        self.add_cluster(cluster)
+        if until_ns > self._complete_until_ns.get(cluster, until_ns):
+            self._complete_until_ns[cluster] = until_ns
+
+    def add_cluster(self, cluster: str) -> None:
+        """Record that a cluster exists, even if none of its nodes is known."""
+        if len(self._complete_until_ns) < MAX_CLUSTERS:
+            self._complete_until_ns.setdefault(cluster, 0)
 
     def knows_cluster(self, cluster: str) -> bool:
-        """Return whether a watermark of this partition names the cluster."""
+        """Return whether the cluster is known to exist."""
         return cluster in self._complete_until_ns
 
     def find_complete(self, *, now_ns: int, is_at_end: bool) -> dict[str, Reached]:

@@ -78,7 +78,9 @@ class Partition:
 
     def deliver(self, *, is_killed: bool = False) -> None:
         """Let the worker deliver, or be killed before its transaction commits."""
-        progress = {node: known and known.progress_of(node) for node, known in self.nodes.drain()}
+        progress = {
+            node: known.progress_of(node) if known else None for node, known in self.nodes.drain()
+        }
         watermarks = self.announcer.drain(PARTITION, now_seconds=self.now, time_ns=self.now_ns)
         if self.announcer.is_to_be_drawn(PARTITION, now_seconds=self.now):
             is_at_end = self.read == len(self.ticks) and not self.made
@@ -94,9 +96,9 @@ class Partition:
             decoder_of(WATERMARKS.name, Watermark).decode(each.value or b"") for each in watermarks
         )
         if self.made:
-            self.announcer.publish(PARTITION, next_offset=len(self.events))
+            self.announcer.published(PARTITION, next_offset=len(self.events))
         self.made = []
-        self.announcer.commit(PARTITION)
+        self.announcer.committed(PARTITION)
 
 
 STEPS = st.lists(
