@@ -39,13 +39,10 @@ from gpuledger_reports.presenting.output import (
     as_csv,
     as_json,
     dimensions_without_value,
-    duplicate_text,
     file_columns,
     file_rows,
     hours_text,
-    scaled_text,
-    unknown_text,
-    unlisted_text,
+    notes_of,
     usage_text,
     write_parquet,
 )
@@ -561,9 +558,8 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
             f"gpuledger: --by {name}: no line item has a value; check the spelling, and whether"
             " podwatch keeps this label\n"
         )
-    for text in (usage_text, unlisted_text, unknown_text, scaled_text, duplicate_text):
-        if note := text(made):
-            sys.stderr.write(f"gpuledger: {note}\n")
+    for note in filter(None, (usage_text(made), *notes_of(made))):
+        sys.stderr.write(f"gpuledger: {note}\n")
     if made.removed_until_us is not None:
         sys.stderr.write(
             f"gpuledger: retention has removed usage before {time_text(made.removed_until_us)};"

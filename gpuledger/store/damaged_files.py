@@ -64,9 +64,9 @@ def lacks_log(uri: str) -> bool:
     return next(folder.rglob("*.parquet"), None) is not None
 
 
-def damaged_row_files(table: DeltaTable, uri: str) -> Iterator[str]:
+def damaged_row_files(table: DeltaTable) -> Iterator[str]:
     """Yield the paths of a table's current files that are missing or have another size."""
-    if (folder := local_folder(uri)) is None:
+    if (folder := local_folder(table.table_uri)) is None:
         return
     actions = table.get_add_actions(flatten=True)
     files = zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True)

@@ -284,7 +284,7 @@ def check_table(
     """
     uri, problem = table_uri(store_uri, name), None
     if (table := open_table(store_uri, name, storage_options)) is not None:
-        problem = next(damaged_row_files(table, uri), None)
+        problem = next(damaged_row_files(table), None)
     elif lacks_log(uri):
         problem = f"{LOG} is missing"
     if problem:

@@ -30,13 +30,10 @@ from gpuledger_reports.presenting.bill_charts import (
     printable,
 )
 from gpuledger_reports.presenting.output import (
-    duplicate_text,
     efficiency_text,
     hours_text,
-    scaled_text,
+    notes_of,
     state_of,
-    unknown_text,
-    unlisted_text,
     usage_text,
 )
 from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
@@ -86,11 +83,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str
         state=_state_text(bill),
         change=change_since_close(bill, closed),
         usage_text=usage_text(bill),
-        notes=[
-            note
-            for text in (unlisted_text, unknown_text, scaled_text, duplicate_text)
-            if (note := text(bill))
-        ],
+        notes=notes_of(bill),
         command=command,
         style=style,
         script=script,

@@ -72,6 +72,12 @@ def usage_text(bill: Bill) -> str | None:
     return f"nothing to bill: there is usage from {begin} to {end}, but none in the period"
 
 
+def notes_of(bill: Bill) -> list[str]:
+    """Return the notes on GPUs that are billed in an unusual way."""
+    texts = (unlisted_text, unknown_text, scaled_text, duplicate_text)
+    return [note for text in texts if (note := text(bill))]
+
+
 def unlisted_text(bill: Bill) -> str | None:
     """Return a note if GPUs have usage in hours without them in the inventory, otherwise `None`."""
     if not bill.unlisted_gpus:

@@ -37,7 +37,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gpuledger.store.query import quoted
 from gpuledger_reports.reading import charging_sql as sql
@@ -238,7 +238,10 @@ class _UsageDay:
         has_unlisted = any(each.unlisted for each in physical_gpus)
         unlisted = self._gpus_with(sql.UNLISTED) if has_unlisted else []
         scaled = self._gpus_with(sql.SCALED) if self._has_rows else []
-        duplicate = self._gpus(sql.GPUS_ELSEWHERE, self._window) if self._may_be_elsewhere else []
+        duplicate: list[GpuInHour] = []
+        if self._may_be_elsewhere:
+            begin = {"begin_us": self._window.begin_us}
+            duplicate = _gpus_of(self._query(sql.GPUS_ELSEWHERE, begin))
         return DaySums(usage, charges, idle, by_others, physical_gpus, unlisted, scaled, duplicate)
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
@@ -543,14 +546,7 @@ class _UsageDay:
         return physical_gpus
 
     def _gpus_with(self, condition: str) -> list[GpuInHour]:
-        return self._gpus(sql.gpus_sql(condition, self._detail))
-
-    def _gpus(self, query: str, window: Window | None = None) -> list[GpuInHour]:
-        parameters = {"begin_us": window.begin_us} if window else {}
-        return [
-            GpuInHour((cluster, node), physical_gpu, since_us)
-            for cluster, node, physical_gpu, since_us in self._query(query, parameters)
-        ]
+        return _gpus_of(self._query(sql.gpus_sql(condition, self._detail)))
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
         """Return the models that rows contain for physical GPUs without a model in the inventory.
@@ -566,6 +562,13 @@ class _UsageDay:
         return {
             (*physical_gpu,): model for *physical_gpu, model in found if (*physical_gpu,) in unnamed
         }
+
+
+def _gpus_of(rows: Iterable[tuple[Any, ...]]) -> list[GpuInHour]:
+    return [
+        GpuInHour((cluster, node), physical_gpu, since_us)
+        for cluster, node, physical_gpu, since_us in rows
+    ]
 
 
 def _device_of(row: DeviceRow) -> DeviceClass:
