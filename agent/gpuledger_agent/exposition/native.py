@@ -312,7 +312,7 @@ def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
                 ("pod_name", user.pod),
                 ("namespace", user.namespace),
                 ("node_name", now.sample.node),
-                *user.further,
+                *user.pod_labels,
             )
             used[labels] = used.get(labels, 0) + process.memory_used_bytes
     return PID_POD.write((labels, memory_bytes // _MIB) for labels, memory_bytes in used.items())

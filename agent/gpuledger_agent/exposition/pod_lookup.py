@@ -94,9 +94,9 @@ class NodeContainer(NamedTuple):
     """The runtime's id of the container."""
     job_id: str = ""
     """The scheduler's job id, for processes outside of pods."""
-    further: Sequence[Label] = ()
+    pod_labels: Sequence[Label] = ()
     """The pod's Kubernetes labels that are added to all its series."""
-    dcgm_further: Sequence[Label] = ()
+    dcgm_pod_labels: Sequence[Label] = ()
     """Other Kubernetes labels of the pod, added only to its series of DCGM's metrics."""
 
     @property
@@ -109,7 +109,7 @@ class NodeContainer(NamedTuple):
             ("pod_uid", self.pod_uid),
             ("container_id", self.container_id),
             ("job_id", self.job_id),
-            *self.further,
+            *self.pod_labels,
         ]
 
     @property
@@ -119,8 +119,8 @@ class NodeContainer(NamedTuple):
             ("container", self.container),
             ("namespace", self.namespace),
             ("pod", self.pod),
-            *self.further,
-            *self.dcgm_further,
+            *self.pod_labels,
+            *self.dcgm_pod_labels,
         ]
 
 
@@ -249,14 +249,14 @@ class TickContainers:
         found = NodeContainer(namespace, pod, container, pod_uid, container_id)
         if not pod_uid:
             return found
-        further = tuple(self._pods.labels_of(pod_uid))
-        taken = {name for name, _ in further}
+        pod_labels = tuple(self._pods.labels_of(pod_uid))
+        taken = {name for name, _ in pod_labels}
         of_dcgm = [
             (name, value)
             for name, value in self._pods.dcgm_labels_of(pod_uid)
             if name not in taken and not _DCGM_LABEL.fullmatch(name)
         ]
-        return found._replace(further=further, dcgm_further=tuple(of_dcgm))
+        return found._replace(pod_labels=pod_labels, dcgm_pod_labels=tuple(of_dcgm))
 
 
 def _engine_busy_ratios(processes: Sequence[GpuProcess]) -> Mapping[str, float]:

@@ -183,16 +183,7 @@ class ProcessTracker:
         An ended process with an accounting entry is reported once ticks cover the time of its end.
         """
         now, containers = table_update.now, ContainerTable()
-        self._former = {
-            pid: former
-            for pid, former in self._former.items()
-            if pid in now and (now[pid].facts.started_boottime_ns or 0) > covered.begin_ns
-        }
-        self._reused_until_ns = {
-            pid: until_ns
-            for pid, until_ns in self._reused_until_ns.items()
-            if until_ns > covered.begin_ns
-        }
+        self._forget_reused(now, covered)
         usages: list[Sequence[ProcessUsage]] = []
         if self.reads_processes:
             usages = [tick.usages for tick in ticks]
@@ -203,7 +194,7 @@ class ProcessTracker:
             process
             for gpu, usages_of_gpu in enumerate(usages)
             for usage in usages_of_gpu
-            for process in describe(
+            for process in rows_of(
                 gpu, usage, table_update, containers, covered, former=self._former
             )
         ]
@@ -224,6 +215,19 @@ class ProcessTracker:
         records, self._records = self._records, []
         return TickProcesses(containers.refs(), processes, exits, served, reused_pid_gpus, records)
 
+    def _forget_reused(self, now: Mapping[int, KnownProcess], covered: TickInterval) -> None:
+        """Forget reused pids whose former process ended before this tick."""
+        self._former = {
+            pid: former
+            for pid, former in self._former.items()
+            if pid in now and (now[pid].facts.started_boottime_ns or 0) > covered.begin_ns
+        }
+        self._reused_until_ns = {
+            pid: until_ns
+            for pid, until_ns in self._reused_until_ns.items()
+            if until_ns > covered.begin_ns
+        }
+
     def pop_counts(self) -> ProcessCounts:
         """Return the counts since the last call, and reset them."""
         matcher, reporter = self._matcher, self._reporter
@@ -241,7 +245,7 @@ def _is_divided(on_gpu: Sequence[GpuProcess], servers: Collection[int]) -> bool:
     return is_shared or all(process.pid in servers for process in on_gpu)
 
 
-def describe(
+def rows_of(
     gpu: int,
     usage: ProcessUsage,
     table_update: TableUpdate,
@@ -250,7 +254,7 @@ def describe(
     *,
     former: Mapping[int, KnownProcess],
 ) -> Iterator[GpuProcess]:
-    """Yield the tick's row of a process on the GPU at position `gpu`.
+    """Yield the tick's rows of a pid on the GPU at position `gpu`.
 
     If the pid was reused, yield two rows, for the present and the `former` process. The driver's
     samples of a reused pid may belong to either process, so they are divided by time.

@@ -266,36 +266,9 @@ class Allocations:
         change the list.
         """
         self._leave_out_ended()
-        is_fresh, shares = self._is_fresh(), self._shares
-        assignments = self._assignments if is_fresh else ()
-        # Without the kubelet's response, it is unknown which pods have GPUs.
-        stated = shares.stated if shares and is_fresh else None
-        before, there = self._merged_from, self._allocatable
-        # Called in each tick, so resolve ids only if a response or the devices have changed.
-        if (
-            before is None
-            or before.assignments is not assignments
-            or before.allocatable is not there
-            or before.stated is not stated
-            or before.devices != devices
-        ):
-            self._merged_from = _Facts(assignments, there, stated, devices)
-            replicas = count_replicas(there, devices) if assignments else ReplicaCounts()
-            self._merged = merge_allocations(
-                assignments,
-                stated,
-                devices,
-                replicas,
-                placeholder_namespaces=shares.placeholder_namespaces if shares else (),
-                admin_access_namespaces=self._settings.admin_access_namespaces,
-            )
-            ALLOCATIONS.set(sum(one.count or 1 for one in self._merged.allocations))
-            unresolved = self._merged.unresolved
-            for reason in Unresolved:
-                ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
-            self._pods = {(one.namespace, one.pod) for one in self._merged.allocations}
-        if shares:
-            shares.report(self._merged)
+        self._merge_if_changed(devices)
+        if self._shares:
+            self._shares.report(self._merged)
         ended = self._find_ended(self._pods)
         if not ended:
             return self._merged.allocations
@@ -304,6 +277,40 @@ class Allocations:
             for allocation in self._merged.allocations
             if (allocation.namespace, allocation.pod) not in ended
         ]
+
+    def _merge_if_changed(self, devices: DeviceIndex) -> None:
+        """Merge what the kubelet and annotations state, unless nothing has changed.
+
+        Called in each tick; resolving ids each time would be slow.
+        """
+        is_fresh, shares = self._is_fresh(), self._shares
+        assignments = self._assignments if is_fresh else ()
+        # Without the kubelet's response, it is unknown which pods have GPUs.
+        stated = shares.stated if shares and is_fresh else None
+        before, there = self._merged_from, self._allocatable
+        if (
+            before is not None
+            and before.assignments is assignments
+            and before.allocatable is there
+            and before.stated is stated
+            and before.devices == devices
+        ):
+            return
+        self._merged_from = _Facts(assignments, there, stated, devices)
+        replicas = count_replicas(there, devices) if assignments else ReplicaCounts()
+        self._merged = merge_allocations(
+            assignments,
+            stated,
+            devices,
+            replicas,
+            placeholder_namespaces=shares.placeholder_namespaces if shares else (),
+            admin_access_namespaces=self._settings.admin_access_namespaces,
+        )
+        ALLOCATIONS.set(sum(one.count or 1 for one in self._merged.allocations))
+        unresolved = self._merged.unresolved
+        for reason in Unresolved:
+            ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
+        self._pods = {(one.namespace, one.pod) for one in self._merged.allocations}
 
     async def run(self) -> None:
         """Make the queries that ticks have requested, one at a time, until cancelled."""
