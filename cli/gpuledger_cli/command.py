@@ -72,6 +72,10 @@ _COMMANDS: Final = {
     ),
     "store": ("store:app", "Maintain the store: hourly and daily sums, retention, compaction."),
     "query": ("query:app", "Query the store in SQL, with names and readable units."),
+    "autoscale": (
+        "autoscale.autoscale_command:app",
+        "Check manifests of autoscalers for known mistakes of scaling by GPU use.",
+    ),
     "cgroup": (
         "cgroup:app",
         "Show the container, the pod and the job that cgroup lines belong to.",

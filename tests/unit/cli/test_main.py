@@ -29,7 +29,7 @@ COMMANDS = (
     ),
     *("topics create", "topics check", "topics export", "cluster retire"),
     *("bill", "bill check", "bill close", "bill explain", "completion"),
-    *("dead-letters list", "dead-letters show", "dead-letters replay"),
+    *("dead-letters list", "dead-letters show", "dead-letters replay", "autoscale check"),
 )
 SEE_HELP = "see `gpuledger topics check --help`"
 
@@ -44,7 +44,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert [name for name in COMPONENTS if f"  {name} " not in components] == []
 
 
-@pytest.mark.parametrize("group", ["", "bill", "dead-letters", "store", "topics"])
+@pytest.mark.parametrize("group", ["", "autoscale", "bill", "dead-letters", "store", "topics"])
 def test_a_group_without_a_command_prints_its_help(
     group: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +91,7 @@ def test_help_of_each_command_has_examples_exit_codes_and_describes_every_option
         ("dead-letters show", "dead-letters show [OPTIONS] PARTITION:OFFSET..."),
         ("dead-letters replay", "dead-letters replay [OPTIONS] [PARTITION:OFFSET...]"),
         ("cgroup", "cgroup [OPTIONS] [PATH-OR-LINE...]"),
+        ("autoscale check", "autoscale check [OPTIONS] FILE..."),
     ],
 )
 def test_usage_shows_the_names_of_required_options_and_of_arguments(

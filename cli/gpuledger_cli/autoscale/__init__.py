@@ -1,0 +1,1 @@
+"""`gpuledger autoscale`: checks manifests that scale workloads by GPU use."""

@@ -1,0 +1,223 @@
+"""The parts of a PromQL query that the checks of autoscalers read.
+
+This is not a parser: it finds series, label matchers, functions, the outermost aggregation and the
+factor of constants. Everything else stays unknown, and the checks report nothing about it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+_TOKEN: Final = re.compile(
+    r"""(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`)
+    |(?P<comment>\#[^\n]*)
+    |(?P<number>\d[\w.]*(?::(?:\d\w*)?)?|\.\d+)
+    |(?P<name>[a-zA-Z_:][\w:]*)
+    |(?P<sign>=~|!~|!=|==|<=|>=|[-+*/%^(){}\[\],=<>@:])""",
+    re.VERBOSE,
+)
+_AGGREGATIONS: Final = frozenset(
+    {"sum", "avg", "min", "max", "count", "quantile", "stddev", "stdvar", "group"}
+    | {"topk", "bottomk", "count_values", "limitk", "limit_ratio"}
+)
+_LABEL_LISTS: Final = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
+_WORDS: Final = _LABEL_LISTS | {"and", "or", "unless", "offset", "bool", "atan2", "inf", "nan"}
+_ANYTHING: Final = frozenset({"", ".*", ".+"})
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+class Token(NamedTuple):
+    """A word or a sign of a query."""
+
+    kind: str
+    text: str
+    depth: int
+    """Number of brackets around it."""
+
+
+class Matcher(NamedTuple):
+    """A condition on a label."""
+
+    label: str
+    sign: str
+    value: str
+
+    @property
+    def selects(self) -> bool:
+        """Whether it requires certain values."""
+        return self.sign in {"=", "=~"} and self.value not in _ANYTHING
+
+
+class Aggregation(NamedTuple):
+    """The aggregation around a whole query."""
+
+    name: str
+    by: tuple[str, ...]
+    """The labels that its results keep; empty for `without` and for a single result."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A PromQL query."""
+
+    text: str
+
+    @cached_property
+    def tokens(self) -> tuple[Token, ...]:
+        """Its tokens without comments."""
+        return tuple(_tokens(self.text))
+
+    @cached_property
+    def matchers(self) -> tuple[Matcher, ...]:
+        """The matchers of all its series."""
+        triples = zip(self.tokens, self.tokens[1:], self.tokens[2:], strict=False)
+        return tuple(
+            Matcher(label.text.strip("\"'`"), sign.text, value.text[1:-1])
+            for label, sign, value in triples
+            if sign.text in {"=", "!=", "=~", "!~"} and value.kind == "text"
+        )
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, str], ...]:
+        """The names of its series, each with the index of its token."""
+        return tuple(_series(self.tokens))
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names of its series."""
+        return tuple(name for _, name in self.places)
+
+    @cached_property
+    def functions(self) -> frozenset[str]:
+        """The functions and aggregations that it calls."""
+        following = zip(self.tokens, self.tokens[1:], strict=False)
+        called = {one.text for one, after in following if one.kind == "name" and after.text == "("}
+        named = {one.text for one in self.tokens if one.kind == "name"}
+        return frozenset((called - _WORDS) | (named & _AGGREGATIONS))
+
+    @cached_property
+    def outer(self) -> Aggregation | None:
+        """The aggregation around the whole query, apart from constant factors; None if unknown."""
+        return _aggregation(_bare(self.tokens))
+
+    @cached_property
+    def factor(self) -> float | None:
+        """The product of its constant factors; None if it calculates anything else."""
+        factor = 1.0
+        for index, token in enumerate(self.tokens):
+            if token.kind != "sign" or token.text not in "+-*/%^":
+                continue
+            before, after = self.tokens[index - 1], self.tokens[min(index + 1, self._last)]
+            if token.text in "*/" and (number := _number(after)):
+                factor = factor * number if token.text == "*" else factor / number
+            elif token.text == "*" and (number := _number(before)):
+                factor *= number
+            elif token.text != "*" or not self._joins_info(after):
+                return None
+        return factor
+
+    @property
+    def _last(self) -> int:
+        return len(self.tokens) - 1
+
+    def _joins_info(self, after: Token) -> bool:
+        """Return whether an operator joins an info series, whose value is 1."""
+        return after.text in {"on", "ignoring"} and any(
+            name.endswith("_info") for name in self.series
+        )
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    depth = 0
+    for found in _TOKEN.finditer(text):
+        kind, word = str(found.lastgroup), found[0]
+        if kind == "comment":
+            continue
+        depth -= word in _CLOSE and kind == "sign"
+        yield Token(kind, word, depth)
+        depth += word in _OPEN and kind == "sign"
+
+
+def _series(tokens: Sequence[Token]) -> Iterator[tuple[int, str]]:
+    in_labels = in_braces = False
+    for index, token in enumerate(tokens):
+        after = tokens[index + 1].text if index + 1 < len(tokens) else ""
+        if token.text == "{":
+            in_braces = True
+        elif token.text in {"}", ")"}:
+            in_braces = in_labels = False
+        elif in_braces:
+            # The name may be a matcher, or the quoted first word of the braces.
+            if token.text == "__name__" and index + 2 < len(tokens) and after in {"=", "=~"}:
+                names = tokens[index + 2].text[1:-1].split("|")
+                yield from ((index, name.strip("()")) for name in names)
+            elif token.kind == "text" and tokens[index - 1].text in "{," and after in {",", "}"}:
+                yield index, token.text[1:-1]
+        elif token.text in _LABEL_LISTS and after == "(":
+            in_labels = True
+        elif token.kind == "name" and not in_labels and after != "(" and not _is_word(token.text):
+            yield index, token.text
+
+
+def _is_word(text: str) -> bool:
+    return text.lower() in _WORDS or text in _AGGREGATIONS
+
+
+def _number(token: Token) -> float:
+    """Return a number, or 0 for anything else."""
+    try:
+        return float(token.text) if token.kind == "number" else 0
+    except ValueError:
+        return 0
+
+
+def _bare(tokens: Sequence[Token]) -> Sequence[Token]:
+    """Return the tokens without outer brackets, constant factors and `or vector(0)`."""
+    while True:
+        shorter = _shorter([token.text for token in tokens], tokens)
+        if len(shorter) == len(tokens):
+            return tokens
+        tokens = shorter
+
+
+def _shorter(texts: Sequence[str], tokens: Sequence[Token]) -> Sequence[Token]:
+    if texts[:1] == ["("] and _end(tokens, 0) == len(tokens) - 1:
+        return tokens[1:-1]
+    if texts[-5:-2] == ["or", "vector", "("]:
+        return tokens[:-5]
+    if len(tokens) > 2 and texts[-2] in "*/" and _number(tokens[-1]):  # noqa: PLR2004  # operands
+        return tokens[:-2]
+    if len(tokens) > 2 and texts[1] == "*" and _number(tokens[0]):  # noqa: PLR2004  # as above
+        return tokens[2:]
+    return tokens
+
+
+def _end(tokens: Sequence[Token], start: int) -> int:
+    """Return the index of the bracket that closes the one at `start`; -1 if there is none."""
+    depth = tokens[start].depth
+    closing = (
+        index
+        for index in range(start + 1, len(tokens))
+        if tokens[index].depth == depth and tokens[index].text in _CLOSE
+    )
+    return next(closing, -1)
+
+
+def _aggregation(tokens: Sequence[Token]) -> Aggregation | None:
+    if not tokens or tokens[0].text not in _AGGREGATIONS:
+        return None
+    by: tuple[str, ...] = ()
+    brackets, index = 0, 1
+    while index < len(tokens):
+        is_list = tokens[index].text in {"by", "without"}
+        start = index + is_list
+        end = _end(tokens, start) if start < len(tokens) and tokens[start].text == "(" else -1
+        if end < 0:
+            return None
+        if tokens[index].text == "by":
+            by = tuple(token.text for token in tokens[start + 1 : end] if token.kind == "name")
+        brackets += not is_list
+        index = end + 1
+    return Aggregation(tokens[0].text, by) if brackets == 1 else None
