@@ -204,9 +204,7 @@ def _documents(name: str) -> list[yaml.Node]:
             content = sys.stdin.buffer.read(_MAX_BYTES + 1)[:_MAX_BYTES]
         else:
             content = read_small_file(Path(name), max_bytes=_MAX_BYTES)
-        return [
-            node for node in yaml.compose_all(content.decode(), yaml.SafeLoader) if node is not None
-        ]
+        return list(yaml.compose_all(content.decode(), yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise UserError(f"cannot read {name}: {reason}") from error

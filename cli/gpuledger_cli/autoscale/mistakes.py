@@ -234,12 +234,21 @@ def no_namespace(autoscaler: Autoscaler) -> Iterator[Field]:
 
 
 def null_values(autoscaler: Autoscaler) -> Iterator[Field]:
-    """Find triggers for which an empty answer silently counts as 0."""
-    if autoscaler.kind != "ScaledObject":
+    """Find triggers for which an empty answer silently counts as 0, also while pods run."""
+    if autoscaler.kind != "ScaledObject" or autoscaler.scales_to_zero:
         return
     for signal, query in _triggers(autoscaler):
         if not signal.setting("ignoreNullValues").text and "vector" not in query.functions:
             yield signal.place.at("metadata")
+
+
+def fallback_at_zero(autoscaler: Autoscaler) -> Iterator[Field]:
+    """Find triggers that fail at zero replicas, and so activate the fallback."""
+    if autoscaler.scales_to_zero and autoscaler.spec.at("fallback").node:
+        for signal, _ in _triggers(autoscaler):
+            field = signal.setting("ignoreNullValues")
+            if field.text.lower() in {"false", "f", "0"} and _needs_pods(signal):
+                yield field
 
 
 def no_activation(autoscaler: Autoscaler) -> Iterator[Field]:
@@ -351,6 +360,12 @@ MISTAKES: Final[Sequence[Mistake]] = (
         " under load.",
         'Set ignoreNullValues: "false" and a fallback, or "true" to accept this.',
         null_values,
+    ),
+    Mistake(
+        "fallback-at-zero",
+        "At zero replicas the query has no data, so the fallback starts replicas without load.",
+        'Set ignoreNullValues: "true".',
+        fallback_at_zero,
     ),
     Mistake(
         "no-activation",

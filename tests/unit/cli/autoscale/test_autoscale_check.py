@@ -76,6 +76,7 @@ def deployment(resource: str) -> str:
 VALUE: Final = "metricType: Value\n"
 AVERAGE_VALUE: Final = "metricType: AverageValue\n"
 FORMULA: Final = 'advanced: {scalingModifiers: {formula: "a", target: "1"}}\n'
+FALLBACK: Final = "fallback: {failureThreshold: 3, replicas: 4}\n"
 BY_POD: Final = f"sum by (pod) ({BUSY})"
 PATTERN: Final = 'sum(gpuledger_pod_gpu_busy_ratio{namespace="serving", pod=~"chat-.*"})'
 TWO_EXPORTERS: Final = f"sum({DCGM}) / 100 + sum({BUSY})"
@@ -227,6 +228,21 @@ CASES: Final = (
     Case(
         "a query that is never empty", keda(trigger(f"{SUM} or vector(0)", ignoreNullValues=None))
     ),
+    Case(
+        "no decision on empty answers at zero",
+        keda(trigger(ignoreNullValues=None, activationThreshold="0.05"), trigger(QUEUE), least="0"),
+    ),
+    Case(
+        "a fallback at zero",
+        keda(
+            trigger(ignoreNullValues="false", activationThreshold="0.05"),
+            trigger(QUEUE, ignoreNullValues="false"),
+            least="0",
+            more=FALLBACK,
+        ),
+        {"fallback-at-zero": "ignoreNullValues"},
+    ),
+    Case("a fallback with pods", keda(trigger(ignoreNullValues="false"), more=FALLBACK)),
     Case(
         "no activation threshold",
         keda(trigger(), trigger(QUEUE), least="0"),
