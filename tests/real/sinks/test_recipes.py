@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import yaml
 from deltalake import DeltaTable
 from msgspec.structs import replace
 
@@ -71,6 +72,7 @@ NO_TEAM: Final = "__unallocated__"
 GUIDES: Final = ROOT / "docs" / "guides"
 QUERIES: Final = (GUIDES / "prometheus.md").read_text()
 TEAMS: Final = (GUIDES / "labels-and-teams.md").read_text()
+AUTOSCALING: Final = (GUIDES / "autoscaling.md").read_text()
 RATE_SECONDS: Final = 300
 """The range of the documented rates, which covers the run."""
 Amounts = dict[str, float]
@@ -105,6 +107,10 @@ class Run:
                     assert name not in found
                     found[name] = value
         return found
+
+    def labels(self, promql: str) -> list[dict[str, str]]:
+        """Return the labels of a query's results at the end of the last node."""
+        return [labels for labels, _ in self._results(promql, max(self.ends_seconds.values()))]
 
     def total(self, promql: str) -> float:
         """Return the total of a query's results at the end of the last node."""
@@ -337,3 +343,52 @@ def test_the_dashboards_busy_gpus_add_up_to_the_bill(run: Run, target: dashboard
     found = run.total(seconds_of(f"sum by (cluster) ({target.query})"))
 
     assert found == equal(sum(run.billed("pod", "used_gpu_seconds").values()), rel=0.02)
+
+
+def autoscaling_block(after: str) -> Any:  # noqa: ANN401  # any YAML value
+    """Return the first documented YAML block after a heading."""
+    found = re.search(re.escape(after) + r".*?\n *```yaml\n(.*?)\n *```", AUTOSCALING, re.DOTALL)
+    assert found, after
+    return yaml.safe_load(textwrap.dedent(found[1]))
+
+
+def workloads(run: Run) -> list[dict[str, str]]:
+    """Return the descriptions of the pods at the end: with shares, a MIG instance, a whole GPU."""
+    found = run.labels('gpuledger_pod_info{owner_name!=""}')
+    assert {one["owner_name"] for one in found} >= {"detect", "render", "pretrain"}
+    return found
+
+
+def used_by(run: Run, pod_uid: str) -> float:
+    return run.total(f'sum by (cluster) (gpuledger_pod_gpu_busy_ratio{{pod_uid="{pod_uid}"}})')
+
+
+@pytest.mark.parametrize("heading", ["## Scale with KEDA", "## Scale to zero and back"])
+def test_a_scaled_object_gets_the_use_of_the_pods_of_its_workload(run: Run, heading: str) -> None:
+    queries = [one["metadata"]["query"] for one in autoscaling_block(heading)["spec"]["triggers"]]
+    for one in workloads(run):
+        query = queries[0].replace('"serving"', f'"{one["namespace"]}"')
+        query = query.replace('"Deployment"', f'"{one["owner_kind"]}"')
+        query = query.replace('"chat"', f'"{one["owner_name"]}"').replace(
+            "sum(", "sum by (cluster) ("
+        )
+        expected = used_by(run, one["pod_uid"])
+
+        assert expected > 0 or one["owner_kind"] == "Job"
+        assert run.total(query) == pytest.approx(expected)
+    assert [run.labels(query) for query in queries[1:]] == [[]] * len(queries[1:])
+
+
+def test_the_adapters_rule_gives_each_pod_its_use(run: Run) -> None:
+    (rule,) = autoscaling_block("## Scale with a HorizontalPodAutoscaler")["rules"]["custom"]
+    series = rule["seriesQuery"].partition("{")[0]
+    assert re.sub(rule["name"]["matches"], "", series) == ""
+    assert len(run.labels(rule["seriesQuery"])) > 2
+    for one in workloads(run):
+        matchers = f'namespace="{one["namespace"]}",pod=~"{one["pod"]}"'
+        query = rule["metricsQuery"].replace("<<.Series>>", series)
+        query = query.replace("<<.LabelMatchers>>", matchers).replace(
+            "<<.GroupBy>>", "cluster, pod"
+        )
+
+        assert run.total(query) == pytest.approx(used_by(run, one["pod_uid"]))
