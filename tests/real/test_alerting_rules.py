@@ -337,6 +337,50 @@ def test_use_by_a_deleted_pod_fires(
     assert found is fires
 
 
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("used", "share", "method", "fires"),
+    [
+        (f"{23 * GIB}+0x240", 0.25, "none", True),
+        (f"{21 * GIB}+0x240", 0.25, "none", False),
+        (f"{79 * GIB}+0x240", 1, "none", False),
+        (f"{23 * GIB}+0x240", 0.25, "scaled", False),
+        (f"0+0x215 {23 * GIB}+0x25", 0.25, "none", False),
+        (f"0+0x195 {23 * GIB}+0x45", 0.25, "none", True),
+    ],
+)
+@pytest.mark.parametrize("device", ["gpu", "mig_instance"])
+def test_a_pod_with_more_memory_than_its_share_fires_after_ten_minutes(
+    device: str,
+    used: str,
+    share: float,
+    method: str,
+    *,
+    fires: bool,
+    promtool: Path,
+    tmp_path: Path,
+) -> None:
+    """A share of a GPU of 80 GiB, with a tolerance of a tenth; whole and scaled shares differ."""
+    series = {
+        "gpuledger_pod_gpu_memory_bytes": (GPU | USER, used),
+        ALLOCATION: (TO_USER, f"{share}+0x240"),
+        ALLOCATION + " ": (TO_OTHER, f"{1 - share}+0x240"),
+        f"gpuledger_{device}_memory_total_bytes": (
+            GPU | {"gpu_index": "0", "model": "H100"},
+            f"{80 * GIB}+0x240",
+        ),
+        "gpuledger_gpu_method_info": (
+            GPU | {"quantity": "allocated", "method": method},
+            "1+0x240",
+        ),
+        "gpuledger_gpu_info": (GPU | {"gpu_index": "0"}, "1+0x240"),
+    }
+    found = fires_at_the_end("GpuMemoryOverShare", series, promtool, tmp_path, interval="15s")
+    assert found is fires
+
+
 def fires_at_the_end(
     alert: str,
     series: dict[str, tuple[dict[str, str], str]],
