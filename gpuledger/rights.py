@@ -30,6 +30,7 @@ class TopicUse:
 _LIST: Final = "dead letters list"
 _REPLAY: Final = "dead letters replay"
 _WATERMARKS: Final = "watermarks"
+_INSPECT: Final = "inspect"
 _RETIRE: Final = "cluster retire"
 _DOCTOR: Final = "doctor"
 _SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows")
@@ -64,7 +65,7 @@ USES: Final = (
     TopicUse(
         topic="events",
         writers=("join",),
-        readers=(*_SINKS, "replay", _DOCTOR),
+        readers=(*_SINKS, "replay", _INSPECT, _DOCTOR),
         describers=(_WATERMARKS,),
     ),
     TopicUse(topic="progress", writers=("join",), readers=("join",)),
@@ -141,6 +142,7 @@ KAFKA_USERS: Final = (
         on_all_topics=_CHECKS,
     ),
     KafkaUser(name=_WATERMARKS, user="gpuledger-watermarks", shown="`gpuledger watermarks`"),
+    KafkaUser(name=_INSPECT, user="gpuledger-inspect", shown="`gpuledger inspect`"),
     KafkaUser(name=_RETIRE, user="gpuledger-cluster-retire", shown="`gpuledger cluster retire`"),
     KafkaUser(
         name=_DOCTOR,

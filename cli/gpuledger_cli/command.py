@@ -57,6 +57,10 @@ _COMMANDS: Final = {
         "watermarks:app",
         "Show the time through which the topics are complete.",
     ),
+    "inspect": (
+        "inspection.inspect_command:app",
+        "Show to whom the GPUs of each node are allocated now, and who uses them.",
+    ),
     "cluster": ("cluster:app", "Retire a decommissioned cluster or node."),
     "bill": (
         "bill:app",

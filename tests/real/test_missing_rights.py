@@ -60,6 +60,7 @@ class Case(NamedTuple):
 
 COMMANDS: Final = {
     "watermarks",
+    "inspect",
     "cluster retire",
     "replay",
     "dead letters list",

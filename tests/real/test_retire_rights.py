@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 LIMIT_SECONDS = 120.0
 WATCHER, RETIRER = "gpuledger-watermarks", "gpuledger-cluster-retire"
+INSPECTOR = "gpuledger-inspect"
 AGO_NS = 600 * 10**9
 
 
@@ -53,7 +54,9 @@ async def publish_cluster(kafka: AuthorizingKafka) -> None:
     """Create the topics, and add podwatch's watermarks and an inventory of a cluster."""
     settings = KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers)
     await create_topics(settings, TOPICS)
-    await kafka.allow(right for right in granted_rights() if right.user in {WATCHER, RETIRER})
+    await kafka.allow(
+        right for right in granted_rights() if right.user in {WATCHER, RETIRER, INSPECTOR}
+    )
     bus = KafkaBus(settings)
     partitions = await bus.partitions(INVENTORY.name)
     time_ns = time.time_ns() - AGO_NS
@@ -95,6 +98,8 @@ def test_the_documented_permissions_suffice_and_those_for_watermarks_do_not_allo
     for component in ("join", "store", "rows"):
         empty = run(kafka, WATCHER, "watermarks", "--component", component)
         assert empty.stdout.startswith("not complete: no watermark of"), empty.stderr
+    nothing = run(kafka, INSPECTOR, "inspect")
+    assert (nothing.returncode, "no event of the last" in nothing.stderr) == (1, True), nothing
     refused = run(kafka, WATCHER, "cluster", "retire", "gone")
     assert refused.returncode == 2
     assert "gpuledger." in refused.stderr

@@ -28,7 +28,8 @@ app = App(name="autoscale", help_format="plaintext")
                 "gpuledger autoscale check chat.yaml deployment.yaml"
             ),
             "All autoscalers of a cluster": (
-                "kubectl get scaledobjects,scaledjobs,hpa -A -o yaml | gpuledger autoscale check -"
+                "kubectl get scaledobjects,scaledjobs,hpa -A -o yaml \\\n"
+                "    | gpuledger autoscale check -"
             ),
         },
         codes={0: "no mistake was found", 1: "at least one mistake; each is printed with its line"},

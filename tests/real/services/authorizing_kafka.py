@@ -54,6 +54,7 @@ class AuthorizingKafka(SecureKafka):
         "gpuledger-replay": "staple-of-replay",
         "gpuledger-watermarks": "staple-of-watermarks",
         "gpuledger-doctor": "staple-of-doctor",
+        "gpuledger-inspect": "staple-of-inspect",
         "gpuledger-cluster-retire": "staple-of-cluster-retire",
         "gpuledger-topics-check": "staple-of-topics-check",
         "gpuledger-dead-letters": "staple-of-dead-letters",

@@ -29,7 +29,13 @@ COMMANDS = (
     ),
     *("topics create", "topics check", "topics export", "cluster retire"),
     *("bill", "bill check", "bill close", "bill explain", "completion"),
-    *("dead-letters list", "dead-letters show", "dead-letters replay", "autoscale check"),
+    *(
+        "dead-letters list",
+        "dead-letters show",
+        "dead-letters replay",
+        "autoscale check",
+        "inspect",
+    ),
 )
 SEE_HELP = "see `gpuledger topics check --help`"
 
@@ -92,6 +98,7 @@ def test_help_of_each_command_has_examples_exit_codes_and_describes_every_option
         ("dead-letters replay", "dead-letters replay [OPTIONS] [PARTITION:OFFSET...]"),
         ("cgroup", "cgroup [OPTIONS] [PATH-OR-LINE...]"),
         ("autoscale check", "autoscale check [OPTIONS] FILE..."),
+        ("inspect", "inspect [OPTIONS] [NODE...]"),
     ],
 )
 def test_usage_shows_the_names_of_required_options_and_of_arguments(

@@ -1,0 +1,1 @@
+"""`gpuledger inspect`: shows to whom GPUs are allocated, and who uses them."""
