@@ -152,8 +152,8 @@ def several_series(autoscaler: Autoscaler) -> Iterator[Field]:
 
 def needs_pods_at_zero(autoscaler: Autoscaler) -> Iterator[Field]:
     """Find autoscalers without a signal that exists without pods."""
-    signals = autoscaler.signals
-    if autoscaler.scales_to_zero and signals and all(map(_needs_pods, signals)):
+    by_gpu = any(True for _ in _gpu_signals(autoscaler))
+    if by_gpu and autoscaler.scales_to_zero and all(map(_needs_pods, autoscaler.signals)):
         yield autoscaler.minimum if autoscaler.minimum.text else autoscaler.spec.at("triggers")
 
 

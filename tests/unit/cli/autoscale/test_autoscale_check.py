@@ -122,6 +122,7 @@ CASES: Final = (
         keda(trigger(activationThreshold="0.05"), "    - type: cpu\n", least="0"),
         {"no-signal-at-zero": "min"},
     ),
+    Case("to zero by use of the CPU only", keda("    - type: cpu\n", least="0")),
     Case(
         "to zero with a queue", keda(trigger(activationThreshold="0.05"), trigger(QUEUE), least="0")
     ),
