@@ -303,8 +303,8 @@ SHARED_GPU: Final = Mistake(
 MISTAKES: Final[Sequence[Mistake]] = (
     Mistake(
         "average-divided-again",
-        "KEDA divides the average by the number of replicas again, because the metricType is"
-        " AverageValue, so the workload scales down under load.",
+        "The metricType AverageValue divides an average or maximum by the number of replicas once"
+        " more, so the workload scales down under load.",
         "Use sum(…), or set metricType: Value.",
         average_divided_again,
     ),

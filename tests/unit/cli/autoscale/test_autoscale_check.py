@@ -314,7 +314,7 @@ def test_the_text_names_file_line_object_problem_and_fix(
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{names[0]}:10: ScaledObject serving/chat: average-divided-again"
-    assert lines[1].startswith("  KEDA divides the average by the number of replicas")
+    assert lines[1].startswith("  The metricType AverageValue divides an average")
     assert lines[2] == "  Fix: Use sum(…), or set metricType: Value."
     assert lines[3].startswith(f"{names[1]}:13: HorizontalPodAutoscaler default/chat: percent")
     assert lines[-1] == "2 autoscalers: 2 mistakes found"
