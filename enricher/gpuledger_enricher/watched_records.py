@@ -139,5 +139,6 @@ class PodSharing:
             qos_class=pod.qos_class and intern(pod.qos_class),
             priority_class=pod.priority_class and intern(pod.priority_class),
             created_time_ns=same(pod.created_time_ns),
+            scheduled_time_ns=same(pod.scheduled_time_ns),
             started_time_ns=same(pod.started_time_ns),
         )

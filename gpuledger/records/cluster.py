@@ -99,6 +99,8 @@ class PodRecord(BaseRecord, frozen=True, kw_only=True):
     """Name of its priority class."""
     created_time_ns: Natural
     """When the API server created the object, nanoseconds since the epoch."""
+    scheduled_time_ns: Natural | None = None
+    """When a scheduler assigned it to its node: the time of the condition `PodScheduled`."""
     started_time_ns: Natural | None = None
     """When the kubelet accepted it."""
     ended_time_ns: Natural | None = None

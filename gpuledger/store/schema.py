@@ -160,6 +160,12 @@ PODS: Final = TableSchema(
         StoreColumn(name="kafka_offset", kind=DataType.int64(), encoding=_DELTA),
         StoreColumn(name="requested", kind=DataType.utf8(), nullable=True),
         StoreColumn(name="annotations", kind=DataType.utf8(), nullable=True),
+        *(
+            StoreColumn(name=name, kind=_MICROSECONDS_UTC, made_as=DataType.int64(), nullable=True)
+            for name in ("scheduled_time", "started_time", "ended_time")
+        ),
+        StoreColumn(name="priority", kind=DataType.int64(), nullable=True),
+        StoreColumn(name="priority_class", kind=DataType.utf8(), nullable=True),
     ),
     statistics_columns=4,
 )

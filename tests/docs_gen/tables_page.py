@@ -58,6 +58,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "last_offset": "Last offset of the range that contains the row's events.",
     "ingested_time_ns": "When the sink read the last of the row's events, by its own clock,"
     " nanoseconds since the epoch.",
+    "priority": "The scheduler's priority of the pod; null in older rows.",
+    "priority_class": "Name of the pod's priority class.",
     "annotations": "JSON object with the annotations that podwatch is configured to keep.",
     "owner_kind": "Kind of the pod's workload, such as `Deployment`.",
     "labels": "JSON object with the labels that podwatch is configured to keep.",
@@ -82,6 +84,12 @@ MEANINGS: Final[Mapping[str, str]] = {
     "pods.namespace": "Namespace of the pod.",
     "pods.pod": "Name of the pod.",
     "pods.created_time": "Time at which the API server created the pod.",
+    "pods.scheduled_time": "Time at which a scheduler assigned the pod to its node; null in older"
+    " rows.",
+    "pods.started_time": "Time at which the kubelet accepted the pod; null before, and in older"
+    " rows.",
+    "pods.ended_time": "Time at which the pod's last container ended; null before, and in older"
+    " rows.",
     "pods.in_force_from": "Time at which podwatch wrote this version.",
     "pods.config_hash": "A static pod's hash, which its cgroup has instead of the UID.",
     "pods.container_id": "Id of one container of this version; null if none has started.",

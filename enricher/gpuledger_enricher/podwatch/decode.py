@@ -54,6 +54,7 @@ from gpuledger_enricher.podwatch.pod_facts import (
     known_owner,
     last_end_ns,
     mirrored_hash,
+    pod_scheduled,
 )
 from gpuledger_enricher.podwatch.pod_settings import ALL_LABELS
 from gpuledger_enricher.watched_records import RecordT, Shared, same
@@ -216,6 +217,7 @@ class PodReader(ObjectReader[PodRecord]):
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
         containers = self._containers.read(spec, status)
+        scheduled = pod_scheduled(status)
         # A container of a pod that is not over may be restarted, so the end of its last container
         # is not the end of the pod.
         is_over = status.phase in _OVER or meta.deletion_timestamp is not None
@@ -236,6 +238,9 @@ class PodReader(ObjectReader[PodRecord]):
             priority=same(spec.priority),
             priority_class=intern(spec.priority_class_name) if spec.priority_class_name else None,
             created_time_ns=created_time_ns,
+            scheduled_time_ns=self.nanoseconds(scheduled.last_transition_time)
+            if scheduled and scheduled.status == "True"
+            else None,
             started_time_ns=self.nanoseconds(status.start_time),
             ended_time_ns=last_end_ns(containers) if is_over else None,
             deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),

@@ -148,12 +148,21 @@ class ContainerStatus(_Object):
     last_state: ContainerState | None = None
 
 
+class PodCondition(_Object):
+    """A condition of a pod; the scheduler writes `PodScheduled`."""
+
+    type: str = ""
+    status: str = ""
+    last_transition_time: Time | None = None
+
+
 class PodStatus(_Object):
-    """The kubelet's status of a pod."""
+    """The status of a pod, which the kubelet and the scheduler write."""
 
     phase: Word | None = None
     qos_class: Word | None = None
     start_time: Time | None = None
+    conditions: list[PodCondition] | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     ephemeral_container_statuses: list[ContainerStatus] | None = None

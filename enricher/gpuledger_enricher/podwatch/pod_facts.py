@@ -21,6 +21,7 @@ from gpuledger_enricher.podwatch.objects import (
     NotesT,
     OwnerReference,
     PodAnnotations,
+    PodCondition,
     PodSpec,
     PodStatus,
     Quantity,
@@ -93,6 +94,11 @@ def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
             return None
         # Otherwise the container never ran: for example, its image could not be pulled.
     return last
+
+
+def pod_scheduled(status: PodStatus) -> PodCondition | None:
+    """Return the condition with which the scheduler reports whether the pod has a node."""
+    return next((each for each in status.conditions or () if each.type == "PodScheduled"), None)
 
 
 def _container(

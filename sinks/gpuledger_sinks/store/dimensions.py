@@ -127,10 +127,12 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
     )
     requests = {each.name: _as_text(each.requested) for each in pod.containers}
     annotations = _as_json(pod.annotations)
+    life = (pod.scheduled_time_ns, pod.started_time_ns, pod.ended_time_ns)
+    scheduling = (*map(_us, life), pod.priority, pod.priority_class)
     for container_id, name in (ids or {None: None}).items():
         requested = requests.get(name or "")
         written = (record.partition, record.offset)
-        yield (*about, container_id, name, *written, requested, annotations)
+        yield (*about, container_id, name, *written, requested, annotations, *scheduling)
 
 
 def _as_text(requested: ContainerRequest | None) -> str | None:

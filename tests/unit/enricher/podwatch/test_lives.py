@@ -57,6 +57,30 @@ def container(container_id: str, **more: object) -> Object:
     return found | {"restartCount": 0} | more
 
 
+@pytest.mark.parametrize(
+    ("conditions", "scheduled_time_ns"),
+    [
+        (None, None),
+        ([{"type": "Ready", "status": "True", "lastTransitionTime": at(9)}], None),
+        ([{"type": "PodScheduled", "status": "False", "lastTransitionTime": at(1)}], None),
+        ([{"type": "PodScheduled", "status": "True"}], None),
+        (
+            [
+                {"type": "Ready", "status": "True", "lastTransitionTime": at(9)},
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(3)},
+            ],
+            after(3),
+        ),
+    ],
+)
+def test_a_pod_is_scheduled_when_its_condition_becomes_true(
+    conditions: list[Object] | None, scheduled_time_ns: int | None
+) -> None:
+    found = read(pod(status={"conditions": conditions}))
+
+    assert found.scheduled_time_ns == scheduled_time_ns
+
+
 WAITING: Object = {"waiting": {"reason": "CrashLoopBackOff"}}
 NO_TIMES: Object = {"terminated": {"startedAt": None, "finishedAt": None, "exitCode": 137}}
 EPOCH: Object = {"running": {"startedAt": "1970-01-01T00:00:00Z"}}

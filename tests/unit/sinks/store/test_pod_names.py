@@ -1,6 +1,7 @@
 """Rows that were written before their pod was known, and the store's records of pods."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,48 @@ async def test_annotations_that_podwatch_keeps_are_stored(
         files = DeltaTable(str(tmp_path / "pods")).file_uris()
         found = connection.execute("SELECT annotations FROM read_parquet($1)", [files]).fetchall()
     assert found == [(column,)]
+
+
+LIFE = "created_time, scheduled_time, started_time, ended_time, priority, priority_class"
+
+
+@pytest.mark.parametrize(
+    ("changes", "after_seconds", "priority"),
+    [
+        ({}, (0, None, None, None), (None, None)),
+        (
+            {
+                "scheduled_time_ns": START_NS + 10**9,
+                "started_time_ns": START_NS + 2 * 10**9,
+                "ended_time_ns": START_NS + 5 * 10**9,
+                "priority": -10,
+                "priority_class": "batch-low",
+            },
+            (0, 1, 2, 5),
+            (-10, "batch-low"),
+        ),
+    ],
+)
+async def test_a_pods_life_and_priority_are_stored(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    after_seconds: tuple[int | None, ...],
+    priority: tuple[int | None, str | None],
+) -> None:
+    on = bus()
+    await publish(on, event(entries=[entry()]))
+    await tell(on, record(**changes))
+    await stored(on, tmp_path, records=1, events=1)
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        files = DeltaTable(str(tmp_path / "pods")).file_uris()
+        sql = f"SELECT {LIFE} FROM read_parquet($1)"  # noqa: S608  # a constant
+        (found,) = connection.execute(sql, [files]).fetchall()
+    begin = datetime.fromtimestamp(START_NS / 1e9, tz=UTC)
+    assert found[4:] == priority
+    assert found[:4] == tuple(
+        None if seconds is None else begin + timedelta(seconds=seconds) for seconds in after_seconds
+    )
 
 
 async def stored(on: MemoryBus, path: Path, *, records: int, events: int) -> None:
