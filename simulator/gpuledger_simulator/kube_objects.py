@@ -33,6 +33,7 @@ class PodStep(StrEnum):
     """A step in a pod's life that is visible in the API server."""
 
     CREATED = "created"
+    SCHEDULED = "scheduled"
     RUNNING = "running"
     FINISHED = "finished"
     TERMINATING = "terminating"
@@ -68,8 +69,12 @@ def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
     free_from_ns = -FIRST_CREATED_BEFORE_NS
     for pod, next_start_ns in zip(pods, followers, strict=True):
         before_ns = CREATED_BEFORE_NS if pod.start_ns else FIRST_CREATED_BEFORE_NS
-        created_ns = max(pod.start_ns - before_ns, free_from_ns)
-        steps = [(created_ns, PodStep.CREATED), (pod.start_ns, PodStep.RUNNING)]
+        created_ns = max(pod.start_ns - before_ns - pod.wait_ns, free_from_ns)
+        steps = [(created_ns, PodStep.CREATED)]
+        if pod.wait_ns:
+            # A pod that does not wait is created with its node.
+            steps.append((max(pod.start_ns - before_ns, created_ns), PodStep.SCHEDULED))
+        steps.append((pod.start_ns, PodStep.RUNNING))
         if pod.end_ns != NEVER_NS:
             # A pod that runs to completion stays as finished. A pod whose controller keeps it
             # running ends only by deletion.
@@ -136,7 +141,7 @@ def node_object(run: PlannedRun, node: Node) -> Json:
 
 
 def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
-    """Return a pod as it is created: bound to its node, without started containers."""
+    """Return a pod as it is created: bound to its node if it does not wait, and not started."""
     spec = pod.spec
     controller = _controller(spec)
     controller_labels = {}
@@ -172,13 +177,26 @@ def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
         "kind": "Pod",
         "metadata": metadata,
         "spec": {
-            "nodeName": spec.node,
+            **({} if pod.wait_ns else {"nodeName": spec.node}),
             "restartPolicy": "Never" if controller and controller.kind == "Job" else "Always",
             "terminationGracePeriodSeconds": 30,
             "containers": [_container(container, spec) for container in spec.containers],
         },
-        "status": {"phase": "Pending", "qosClass": _QOS_CLASSES[spec.qos]},
+        "status": {
+            "phase": "Pending",
+            "qosClass": _QOS_CLASSES[spec.qos],
+            "conditions": [scheduled_condition(run.epoch_ns + created_ns, waits=pod.wait_ns > 0)],
+        },
     }
+
+
+def scheduled_condition(time_ns: int, *, waits: bool = False) -> Json:
+    """Return the condition of a pod that has a node since `time_ns`, or waits since then."""
+    found = {"type": "PodScheduled", "lastTransitionTime": kube_time(time_ns)}
+    if not waits:
+        return {**found, "status": "True"}
+    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    return {**found, "status": "False", "reason": "Unschedulable", "message": message}
 
 
 def pod_status(run: PlannedRun, pod: PlannedPod, step: PodStep) -> Json:
@@ -227,7 +245,9 @@ class SimulatedPodList:
         return orjson.dumps({**found, "items": items or None})
 
     def _item(self, pod: PlannedPod) -> Json:
-        item = pod_object(self._run, pod, created_ns=pod.start_ns - CREATED_BEFORE_NS)
+        created_ns = pod.start_ns - CREATED_BEFORE_NS - pod.wait_ns
+        item = pod_object(self._run, pod, created_ns=created_ns)
+        item["spec"]["nodeName"] = self.node
         del item["apiVersion"], item["kind"]
         item["status"] |= pod_status(self._run, pod, PodStep.RUNNING)
         return item

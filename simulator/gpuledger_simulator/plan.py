@@ -43,6 +43,8 @@ class PlannedPod:
     """Start of the pod's containers."""
     end_ns: int
     """End of the pod's containers."""
+    wait_ns: int
+    """Time for which the pod waits for its node."""
     container_ids: dict[str, str]
     """The runtime's id of each container, by container name."""
 
@@ -136,6 +138,7 @@ def plan_pods(scenario: Scenario, *, epoch_ns: int) -> list[PlannedPod]:
                 spec=pod,
                 start_ns=_ns(pod.start_seconds),
                 end_ns=_end_ns(pod.end_seconds),
+                wait_ns=_ns(pod.wait_seconds),
                 container_ids=ids,
             )
         )

@@ -474,6 +474,9 @@ class ScenarioPod(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Start of its containers, since the scenario's start."""
     end_seconds: Positive | None = None
     """End of its containers, since the scenario's start; default: never."""
+    wait_seconds: Seconds = 0.0
+    """Time for which it waits for its node before it starts, without a node and `Unschedulable` in
+    the API server. The wait begins with the scenario at the earliest."""
     qos: Literal["guaranteed", "burstable", "besteffort"] = "burstable"
     """Quality-of-service class, which is part of the cgroup path."""
     in_api: bool = True

@@ -8,7 +8,7 @@ import orjson
 
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.kube.driver import drive
-from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.scenario.load import load_scenario, parse_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.real.services.kube_client import KubeApiClient
 
@@ -46,6 +46,28 @@ async def test_a_real_api_server_accepts_every_step_and_gives_each_pod_its_own_u
         for pod in simulation.pods
         if pod.spec.end_seconds is None
     }
+
+
+async def test_a_real_api_server_binds_a_pod_that_waited(
+    start_kube_api: Callable[..., KubeApiClient],
+) -> None:
+    server = start_kube_api()
+    pod = {"namespace": "a", "name": "p", "node": "n", "containers": [{"name": "c"}]}
+    scenario = {
+        "name": "s",
+        "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}}],
+        "pods": [{**pod, "start_seconds": 30, "wait_seconds": 20}],
+    }
+    clock = ManualClock(start_ns=EPOCH_NS)
+    simulation = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock)
+
+    await drive(simulation, kubeconfig=server.kubeconfig)
+
+    (found,) = _pods(server)
+    assert (found.node, found.phase) == ("n", "Running")
+    _, answer = server.request("GET", "/api/v1/namespaces/a/pods/p")
+    conditions = {each["type"]: each["status"] for each in answer["status"]["conditions"]}
+    assert conditions == {"PodScheduled": "True", "Ready": "True"}
 
 
 def _pods(server: KubeApiClient) -> list[Pod]:

@@ -75,6 +75,13 @@ class RemoteCluster:
         self._uids[pod_key] = created["metadata"]["uid"]
         self._publish_uids()
 
+    async def bind_pod(self, namespace: str, name: str, node: str) -> None:
+        """Assign a pod to its node, as a scheduler does."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}}
+        await self._request("POST", path, {**binding, "target": target})
+
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
         """Write the status that a pod's kubelet would write."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"

@@ -8,6 +8,7 @@ import asyncio
 import base64
 import binascii
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from gpuledger_simulator.kube.store import (
     Key,
     StoredChange,
     bad_request,
+    bind_pod,
     create_object,
     delete_object,
     expired,
@@ -124,6 +126,14 @@ class KubeRequests:
     async def patch_status(self, request: web.Request) -> web.Response:
         """Merge the patch in the body into the status."""
         return answer(patch_status(self._collection, _key(request), await _body(request)))
+
+    async def bind(self, request: web.Request) -> web.Response:
+        """Assign a pod to the node that the binding in the body names."""
+        target = (await _body(request)).get("target") or {}
+        if not target.get("name"):
+            raise invalid("target.name: Required value")
+        bind_pod(self._collection, _key(request), target["name"], time_ns=time.time_ns())
+        return answer({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}, 201)
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete an object; the grace period is in the query or in the body."""

@@ -24,8 +24,10 @@ from gpuledger_simulator.kube.store import (
     ApiError,
     Collection,
     Versions,
+    bind_pod,
     create_object,
     delete_object,
+    merged_conditions,
     patch_status,
 )
 from gpuledger_simulator.kube_objects import (
@@ -80,7 +82,15 @@ class KubeApi:
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
         """Write the status that a pod's kubelet would write."""
-        patch_status(self.collections["pods"], (namespace, name), {"status": status})
+        key, pods = (namespace, name), self.collections["pods"]
+        known = pods.get(key).get("status", {}).get("conditions")
+        merged = {**status, "conditions": merged_conditions(known, status.get("conditions", []))}
+        patch_status(pods, key, {"status": merged})
+
+    async def bind_pod(self, namespace: str, name: str, node: str) -> None:
+        """Assign a pod to its node."""
+        time_ns = self.simulation.clock.time_ns()
+        bind_pod(self.collections["pods"], (namespace, name), node, time_ns=time_ns)
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
         """Delete a pod of the scenario."""
@@ -122,6 +132,8 @@ class KubeApi:
             app.router.add_patch(f"{base}/{{name}}", requests.patch)
             app.router.add_delete(f"{base}/{{name}}", requests.delete)
             app.router.add_patch(f"{base}/{{name}}/status", requests.patch_status)
+            if plural == "pods":
+                app.router.add_post(f"{base}/{{name}}/binding", requests.bind)
         return app
 
     async def _stream(
@@ -207,8 +219,11 @@ class Cluster(Protocol):
     async def create_pod(self, pod_key: str, item: Json) -> None:
         """Create a pod; `pod_key` is its namespace and name."""
 
+    async def bind_pod(self, namespace: str, name: str, node: str) -> None:
+        """Assign a pod to its node, as a scheduler does."""
+
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
-        """Write the status that a pod's kubelet would write."""
+        """Write a part of a pod's status, as its kubelet or a scheduler does."""
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
         """Delete a pod, or mark it as terminating if the grace period is not zero."""
@@ -239,6 +254,12 @@ class PodDriver:
                 case PodStep.CREATED:
                     item = pod_object(self._simulation, pod, created_ns=event.at_ns)
                     await self._cluster.create_pod(pod.key, item)
+                    if pod.wait_ns:
+                        # A real server drops the status of an object that is created.
+                        conditions = {"conditions": item["status"]["conditions"]}
+                        await self._cluster.patch_pod_status(spec.namespace, spec.name, conditions)
+                case PodStep.SCHEDULED:
+                    await self._cluster.bind_pod(spec.namespace, spec.name, spec.node)
                 case PodStep.RUNNING | PodStep.FINISHED:
                     status = pod_status(self._simulation, pod, event.step)
                     await self._cluster.patch_pod_status(spec.namespace, spec.name, status)

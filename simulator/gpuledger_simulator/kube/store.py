@@ -18,7 +18,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger_simulator.kube_objects import Json, kube_time
+from gpuledger_simulator.kube_objects import Json, kube_time, scheduled_condition
 
 
 class ApiError(Exception):
@@ -263,6 +263,32 @@ def patch_status(collection: Collection, key: Key, patch: Json) -> Json:
     before = collection.get(key)
     status = _merge(before.get("status", {}), patch.get("status", {}))
     return collection.replace({**before, "status": status})
+
+
+def bind_pod(collection: Collection, key: Key, node: str, *, time_ns: int) -> Json:
+    """Assign a pod to a node, as a scheduler does.
+
+    Raise `ApiError` 404 if the pod does not exist and 409 if it has a node.
+    """
+    pod = collection.get(key)
+    if pod.get("spec", {}).get("nodeName"):
+        message = f"pod {key[1]} is already assigned to node {pod['spec']['nodeName']!r}"
+        raise ApiError(code=409, reason="Conflict", message=message)
+    status = pod.get("status", {})
+    conditions = merged_conditions(status.get("conditions"), [scheduled_condition(time_ns)])
+    return collection.replace(
+        {
+            **pod,
+            "spec": {**pod["spec"], "nodeName": node},
+            "status": {**status, "conditions": conditions},
+        }
+    )
+
+
+def merged_conditions(before: list[Json] | None, after: list[Json]) -> list[Json]:
+    """Return the conditions of both lists; those of `after` replace others of the same type."""
+    found = {each["type"]: each for each in [*(before or ()), *after]}
+    return list(found.values())
 
 
 def patch_object(collection: Collection, key: Key, patch: Json) -> Json:

@@ -43,6 +43,21 @@ def test_a_pod_without_an_end_stays() -> None:
     assert [step for _, _, step in steps(pod())] == ["created", "running"]
 
 
+@pytest.mark.parametrize(
+    ("start", "wait", "created", "scheduled"), [(30, 20, 8.5, 28.5), (3, 20, -6, 1.5)]
+)
+def test_a_pod_that_waits_is_created_without_a_node_and_scheduled_before_it_starts(
+    start: float, wait: float, created: float, scheduled: float
+) -> None:
+    taken = steps(pod(start_seconds=start, wait_seconds=wait))
+
+    assert taken == [
+        (created, "a/p", "created"),
+        (scheduled, "a/p", "scheduled"),
+        (start, "a/p", "running"),
+    ]
+
+
 def test_a_reused_name_is_free_before_it_is_taken() -> None:
     taken = steps(pod(end_seconds=8), pod(start_seconds=8.4))
     assert taken[-3:] == [

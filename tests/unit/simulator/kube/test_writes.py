@@ -10,6 +10,7 @@ from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.identities import FileUids
 from gpuledger_simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
 from gpuledger_simulator.kube.driver import drive
+from gpuledger_simulator.kube_objects import kube_time
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.unit.simulator.kube.api_client import Client
@@ -119,3 +120,60 @@ async def test_a_driver_reports_an_unreadable_kubeconfig_and_an_unreachable_serv
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9")
     with pytest.raises(UnavailableError):
         await drive(simulation, kubeconfig=tmp_path / "kubeconfig")
+
+
+WAITING = {
+    "name": "s",
+    "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}}],
+    "pods": [
+        {
+            "namespace": "a",
+            "name": "p",
+            "node": "n",
+            "start_seconds": 30,
+            "wait_seconds": 20,
+            "containers": [{"name": "c"}],
+        }
+    ],
+}
+
+
+async def test_a_pod_that_waits_has_no_node_until_it_is_scheduled(epoch_ns: int) -> None:
+    clock = ManualClock(start_ns=epoch_ns)
+    api = KubeApi(Simulation(parse_scenario(WAITING), epoch_ns=epoch_ns, clock=clock))
+    states, changed = [], ""
+    for second in (9, 28, 29, 30):
+        clock.advance_to(epoch_ns + second * 10**9)
+        await api.pod_driver.play_due()
+        (pod,) = api.collections["pods"].items()
+        scheduled, *others = pod["status"]["conditions"]
+        states.append((pod["spec"].get("nodeName"), scheduled["status"], len(others)))
+        changed = scheduled["lastTransitionTime"]
+    assert states == [(None, "False", 0), (None, "False", 0), ("n", "True", 0), ("n", "True", 1)]
+    assert changed == kube_time(epoch_ns + 29 * 10**9)
+
+
+async def test_a_driven_pod_that_waited_is_bound_to_its_node(tmp_path: Path, epoch_ns: int) -> None:
+    clock = ManualClock(start_ns=epoch_ns)
+    simulation = Simulation(parse_scenario(WAITING), epoch_ns=epoch_ns, clock=clock)
+    empty = parse_scenario({"name": "empty", "nodes": [{"name": "n", "gpus": {"model": "x"}}]})
+    target = KubeApi(Simulation(empty, epoch_ns=epoch_ns))
+    async with serve_kube_api(target, play=False) as url:
+        write_kubeconfig(tmp_path / "kubeconfig", url)
+        await drive(simulation, kubeconfig=tmp_path / "kubeconfig")
+    (pod,) = target.collections["pods"].items()
+    assert (pod["spec"]["nodeName"], pod["status"]["phase"]) == ("n", "Running")
+
+
+async def test_a_pod_is_bound_once_and_only_to_a_named_node(client: Client) -> None:
+    await client.send("POST", PODS, {"metadata": {"name": "p"}, "spec": {"containers": []}})
+    target = {"target": {"kind": "Node", "name": "node-a"}}
+    codes = [
+        (await client.send("POST", f"{PODS}/{name}/binding", body))[0]
+        for name, body in (("p", {}), ("p", target), ("p", target), ("none", target))
+    ]
+    assert codes == [422, 201, 409, 404]
+    _, bound = await client.get(f"{PODS}/p")
+    assert bound["spec"]["nodeName"] == "node-a"
+    (condition,) = bound["status"]["conditions"]
+    assert (condition["type"], condition["status"]) == ("PodScheduled", "True")
