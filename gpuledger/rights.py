@@ -53,6 +53,11 @@ USES: Final = (
         describers=(_WATERMARKS, _RETIRE),
     ),
     TopicUse(
+        topic="pending_pods",
+        writers=("podwatch",),
+        readers=("podwatch",),
+    ),
+    TopicUse(
         topic="nodes",
         writers=("podwatch",),
         readers=("podwatch", "join", "sink store", "replay"),

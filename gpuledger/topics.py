@@ -26,6 +26,7 @@ from gpuledger.records import (
     NodeReadings,
     NodeRecord,
     NodeSample,
+    PendingPodRecord,
     PodRecord,
     ProcessRecord,
     ReplayedEvent,
@@ -172,6 +173,16 @@ class Topics(Collection[Topic]):
             cleanup_policy="compact",
             extra=_OF_API_OBJECTS,
         )
+        self.pending_pods = Topic(
+            name=f"{prefix}.pending-pods.v1",
+            record=PendingPodRecord,
+            key="cluster/uid",
+            # These pods have no node that could determine a partition.
+            partitioner="none",
+            partitions=1,
+            cleanup_policy="compact",
+            extra=_OF_API_OBJECTS,
+        )
         self.nodes = Topic(
             name=f"{prefix}.nodes.v1",
             record=NodeRecord,
@@ -253,6 +264,7 @@ class Topics(Collection[Topic]):
             self.incidents,
             self.inventory,
             self.pods,
+            self.pending_pods,
             self.nodes,
             self.namespaces,
             self.events,

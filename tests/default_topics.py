@@ -12,6 +12,7 @@ PROCESSES: Final = TOPICS.processes
 INCIDENTS: Final = TOPICS.incidents
 INVENTORY: Final = TOPICS.inventory
 PODS: Final = TOPICS.pods
+PENDING_PODS: Final = TOPICS.pending_pods
 NODES: Final = TOPICS.nodes
 NAMESPACES: Final = TOPICS.namespaces
 EVENTS: Final = TOPICS.events

@@ -18,6 +18,7 @@ from contextlib import (
     suppress,
 )
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ from typing_extensions import override
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
-from gpuledger.records import PodRecord
+from gpuledger.records import PendingPodRecord, PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger_enricher.podwatch.api import Answer, Api, Request
 from gpuledger_enricher.podwatch.connect import open_api
@@ -36,7 +37,7 @@ from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, Podwatc
 from gpuledger_enricher.podwatch.pod_watch import run_podwatch
 from gpuledger_enricher.podwatch.reflector import Reflector
 from gpuledger_enricher.podwatch.table import ObjectTable
-from gpuledger_enricher.watched_records import RecordT, WatchedRecord
+from gpuledger_enricher.watched_records import RecordT, WatchedRecord, gone_time_ns
 
 DEADLINE_SECONDS = 120.0
 MERGE = "application/merge-patch+json"
@@ -65,12 +66,20 @@ class Cluster(ABC):
         """Create the namespace."""
         await self._post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
 
-    async def create_pod(self, name: str, *, node: str | None = "node-a") -> str:
-        """Create a pod with one container that requests a GPU; return its UID."""
-        limits = {"limits": {"nvidia.com/gpu": "1"}}
+    async def create_pod(
+        self,
+        name: str,
+        *,
+        node: str | None = "node-a",
+        gpus: int = 1,
+        labels: Mapping[str, str] = MappingProxyType({}),
+        spec: Mapping[str, object] = MappingProxyType({}),
+    ) -> str:
+        """Create a pod with one container that requests GPUs; return its UID."""
+        limits = {"limits": {"nvidia.com/gpu": str(gpus)} if gpus else {}}
         container = {"name": "main", "image": "cuda", "resources": limits}
-        spec = {"containers": [container], **({"nodeName": node} if node else {})}
-        metadata = {"name": name, "labels": {"app": name}}
+        spec = {**spec, "containers": [container], **({"nodeName": node} if node else {})}
+        metadata = {"name": name, "labels": {"app": name, **labels}}
         made = await self._post(self._pods, {"metadata": metadata, "spec": spec})
         uid: str = made["metadata"]["uid"]
         return uid
@@ -88,6 +97,19 @@ class Cluster(ABC):
         status = {"phase": phase, "containerStatuses": [container]}
         path = f"{self._pods}/{name}/status"
         await self.send("PATCH", path, {"status": status}, content_type=MERGE)
+
+    async def refuse(self, name: str, *, reason: str, message: str) -> None:
+        """Write the condition that a scheduler writes for a pod without a node."""
+        condition = {"type": "PodScheduled", "status": "False", "reason": reason}
+        status = {"conditions": [{**condition, "message": message}]}
+        path = f"{self._pods}/{name}/status"
+        await self.send("PATCH", path, {"status": status}, content_type=MERGE)
+
+    async def bind(self, name: str, *, node: str = "node-a") -> None:
+        """Assign a pod to a node, as a scheduler does."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}}
+        await self._post(f"{self._pods}/{name}/binding", {**binding, "target": target})
 
     def named(self, name: str) -> str:
         """Return the name of a node or a namespace that only this test uses."""
@@ -147,7 +169,7 @@ class Following:
                 self._more.set()
 
     def _is_own(self, record: WatchedRecord) -> bool:
-        if isinstance(record, PodRecord):
+        if isinstance(record, PodRecord | PendingPodRecord):
             return record.namespace == self._namespace
         return record.name.startswith(f"{self._namespace}-")
 
@@ -181,6 +203,7 @@ def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dic
     table = ObjectTable(
         node_of=kind.node_of,
         identity_of=kind.identity_of,
+        as_known=kind.as_known,
         tombstone_after_seconds=900,
         max_tombstones=100,
     )
@@ -200,7 +223,7 @@ def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dic
                 pass
     return {
         one.record.uid if one.record else one.identity: "deleted"
-        if one.record and one.record.deleted_time_ns
+        if one.record and gone_time_ns(one.record)
         else "alive"
         for one in table.batch(100)
     }

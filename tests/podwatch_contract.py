@@ -12,10 +12,10 @@ from typing import Any, Literal
 import pytest
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.records import ContainerRequest
+from gpuledger.records import ContainerRequest, PendingContainer
 from gpuledger.runtime import Readiness
 from gpuledger_enricher.podwatch.events import Deleted, Interrupted, Phase, Upserted
-from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
+from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, PENDING_POD, POD, ObjectKind
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from tests.podwatch_cluster import (
     DEADLINE_SECONDS,
@@ -82,6 +82,64 @@ class PodwatchContract:
         assert {step.record.name for step in found.steps if isinstance(step, Upserted)} == {
             "scheduled"
         }
+
+    async def test_a_pod_that_requests_gpus_waits_until_it_has_a_node(
+        self, cluster: Cluster
+    ) -> None:
+        queue = {"kueue.x-k8s.io/queue-name": "nlp"}
+        async with (
+            following(cluster, kind=PENDING_POD) as waiting,
+            following(cluster) as placed,
+        ):
+            await waiting.until(lambda: Phase.WATCHING in waiting.steps)
+            await placed.until(lambda: Phase.WATCHING in placed.steps)
+            await cluster.create_pod("without-gpus", node=None, gpus=0)
+            await cluster.create_pod("placed-at-once")
+            uid = await cluster.create_pod("train", node=None, gpus=8, labels=queue)
+            await waiting.until(lambda: bool(waiting.upserted()))
+            message = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+            await cluster.refuse("train", reason="Unschedulable", message=message)
+            await waiting.until(lambda: waiting.upserted()[-1].reason is not None)
+            await cluster.bind("train")
+            await waiting.until(lambda: bool(waiting.deleted()))
+            pod = await placed.until_seen(uid)
+        first, last = waiting.upserted()[0], waiting.upserted()[-1]
+        (left,) = waiting.deleted()
+        requested = ContainerRequest(resources={"nvidia.com/gpu": 8})
+        assert {each.name for each in waiting.upserted()} == {"train"}
+        assert first.containers == [PendingContainer(name="main", requested=requested)]
+        assert (first.queue, first.labels) == ("nlp", {"app": "train"})
+        assert (first.reason, last.reason, last.message) == (None, "Unschedulable", message)
+        assert (left.uid, left.reason, left.left_time_ns) == (uid, "Unschedulable", None)
+        assert pod.scheduled_time_ns >= first.created_time_ns
+        versions_seen = [int(each.resource_version) for each in (first, last, left)]
+        assert versions_seen == sorted(set(versions_seen))
+
+    async def test_a_pod_with_a_scheduling_gate_waits_until_it_is_deleted(
+        self, cluster: Cluster
+    ) -> None:
+        gates = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+        async with following(cluster, kind=PENDING_POD) as waiting:
+            await waiting.until(lambda: Phase.WATCHING in waiting.steps)
+            uid = await cluster.create_pod("gated", node=None, spec=gates)
+            await waiting.until(lambda: bool(waiting.upserted()))
+            await cluster.delete_pod("gated")
+            await waiting.until(lambda: bool(waiting.deleted()))
+        (gone,) = waiting.deleted()
+        assert (gone.uid, gone.scheduling_gates) == (uid, ["kueue.x-k8s.io/admission"])
+
+    async def test_a_new_list_ends_the_waiting_of_pods_that_got_a_node_in_the_meantime(
+        self, own_cluster: Cluster
+    ) -> None:
+        stays, leaves = [await own_cluster.create_pod(name, node=None) for name in ("a", "b")]
+        async with following(own_cluster, kind=PENDING_POD) as before:
+            await before.until(lambda: Phase.WATCHING in before.steps)
+        await own_cluster.bind("b")
+        await own_cluster.force_expired()
+        async with following(own_cluster, kind=PENDING_POD, resumed=before) as found:
+            await found.until(lambda: Phase.LISTED in found.steps)
+        expected = {stays: "alive", leaves: "deleted"}
+        assert published([*before.steps, *found.steps], kind=PENDING_POD) == expected
 
     async def test_a_bookmark_advances_the_version_without_any_pod(self, cluster: Cluster) -> None:
         async with following(cluster, watch_timeout_seconds=4.0) as found:

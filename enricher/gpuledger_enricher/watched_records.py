@@ -17,9 +17,15 @@ from typing import Final, Generic, cast
 from msgspec.structs import replace
 from typing_extensions import TypeVar
 
-from gpuledger.records import ContainerRequest, NamespaceRecord, NodeRecord, PodRecord
+from gpuledger.records import (
+    ContainerRequest,
+    NamespaceRecord,
+    NodeRecord,
+    PendingPodRecord,
+    PodRecord,
+)
 
-WatchedRecord = PodRecord | NodeRecord | NamespaceRecord
+WatchedRecord = PodRecord | PendingPodRecord | NodeRecord | NamespaceRecord
 """A record that podwatch makes from an object of the API server."""
 RecordT = TypeVar("RecordT", bound=WatchedRecord, default=PodRecord)
 """One kind of watched record; pods by default."""
@@ -38,6 +44,23 @@ def is_older(record: WatchedRecord, than: WatchedRecord) -> bool:
         if not one.isascii() or not one.isdigit() or one.startswith("0"):
             return False
     return (len(version), version) < (len(other), other)
+
+
+def with_known_version(record: RecordT, known: RecordT) -> RecordT:
+    """Return a record with the resource version of another one."""
+    return replace(record, resource_version=known.resource_version)
+
+
+def gone_time_ns(record: WatchedRecord) -> int | None:
+    """Return when an object was deleted, or left the waiting pods; `None` if it is still there."""
+    return record.left_time_ns if isinstance(record, PendingPodRecord) else record.deleted_time_ns
+
+
+def with_gone_time(record: RecordT, time_ns: int) -> RecordT:
+    """Return the record of an object that is gone since `time_ns`."""
+    if isinstance(record, PendingPodRecord):
+        return replace(record, left_time_ns=time_ns)
+    return replace(record, deleted_time_ns=time_ns)
 
 
 V = TypeVar("V")

@@ -16,6 +16,8 @@ from gpuledger.records.cluster import (
     ContainerRequest,
     NamespaceRecord,
     NodeRecord,
+    PendingContainer,
+    PendingPodRecord,
     PodContainer,
     PodRecord,
 )
@@ -120,6 +122,8 @@ __all__ = [
     "NodeReadings",
     "NodeRecord",
     "NodeSample",
+    "PendingContainer",
+    "PendingPodRecord",
     "PodContainer",
     "PodDescription",
     "PodRecord",

@@ -140,6 +140,8 @@ MAX_RESOURCES: Final = 256
 """GPU resource names that a pod requests: a device plugin has several for each MIG profile."""
 MAX_CLAIMS: Final = 256
 """ResourceClaims of one container; they belong to its pod."""
+MAX_SCHEDULING_GATES: Final = 256
+"""Scheduling gates of one pod; there are usually none or one."""
 MAX_CAPABILITIES: Final = 4_096
 """Driver calls that are probed: NVML has 400 functions, and fields with numbers below 300."""
 MAX_COUNTERS: Final = 1_024

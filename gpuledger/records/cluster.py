@@ -1,9 +1,9 @@
 """Descriptions of the cluster's objects, reduced to what is needed: pods, nodes and namespaces.
 
-This module holds the records of `gpuledger.pods.v1`, `gpuledger.nodes.v1` and
-`gpuledger.namespaces.v1`. These topics are compacted; keys are cluster and UID for pods, cluster
-and name for nodes and namespaces. Other components use these records to look up container ids and
-UIDs, and to find where work ran and to whom it belongs.
+This module holds the records of `gpuledger.pods.v1`, `gpuledger.pending-pods.v1`,
+`gpuledger.nodes.v1` and `gpuledger.namespaces.v1`. These topics are compacted; keys are cluster and
+UID for pods, cluster and name for nodes and namespaces. Other components use these records to look
+up container ids and UIDs, and to find where work ran or waited and to whom it belongs.
 """
 
 from typing import Annotated
@@ -13,12 +13,14 @@ from gpuledger.records.bounds import (
     MAX_CLAIMS,
     MAX_POD_CONTAINERS,
     MAX_RESOURCES,
+    MAX_SCHEDULING_GATES,
     Annotations,
     Id,
     Label,
     Labels,
     QualifiedName,
     Ratio,
+    Sentence,
     Subdomain,
     Word,
     at_most,
@@ -111,6 +113,64 @@ class PodRecord(BaseRecord, frozen=True, kw_only=True):
     """When it disappeared from the API server, as seen by podwatch."""
     resource_version: Word
     """Version of the object, or of the list in which a deleted pod was missing."""
+
+
+class PendingContainer(BaseRecord, frozen=True, kw_only=True):
+    """A container that requests GPUs, in a pod that waits for a node."""
+
+    name: Label
+    """The container's name in the pod."""
+    kind: Word | None = None
+    """`init` or `sidecar` (an init container that is always restarted); absent for ordinary
+    containers."""
+    requested: ContainerRequest
+    """Its request for GPUs."""
+
+
+class PendingPodRecord(BaseRecord, frozen=True, kw_only=True):
+    """A pod that requests GPUs and waits for a node, at one version of its object.
+
+    A change of only the message is not published, because schedulers rewrite it every few seconds.
+    Once the pod has a node, `PodRecord` describes it, under the same UID.
+    """
+
+    cluster: ClusterName
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
+    uid: Id
+    """UID of the pod: its identity, even if the name is reused."""
+    namespace: Label
+    """The pod's namespace."""
+    name: Subdomain
+    """The pod's name."""
+    owner_kind: Word | None = None
+    """Kind of its top-level workload, such as `Deployment` or `Job`."""
+    owner_name: Subdomain | None = None
+    """Name of that workload."""
+    labels: Labels
+    """The labels that the settings select."""
+    containers: Annotated[list[PendingContainer], at_most(MAX_POD_CONTAINERS)]
+    """The containers that request GPUs, in the order in which they start."""
+    priority: Integer | None = None
+    """The scheduler's priority."""
+    priority_class: Subdomain | None = None
+    """Name of its priority class."""
+    queue: Subdomain | None = None
+    """The queue of Kueue, Volcano or KAI Scheduler that a label or annotation of the pod names."""
+    scheduling_gates: Annotated[list[QualifiedName], at_most(MAX_SCHEDULING_GATES)] | None = None
+    """Names of the gates that keep schedulers from trying; absent if there are none."""
+    reason: Word | None = None
+    """Why it has no node, such as `Unschedulable` or `SchedulingGated`; absent until a scheduler
+    has tried to place it."""
+    message: Sentence | None = None
+    """The scheduler's explanation when one of the other fields last changed."""
+    created_time_ns: Natural
+    """When the API server created the object, nanoseconds since the epoch."""
+    deletion_time_ns: Natural | None = None
+    """When its deletion was requested: `metadata.deletionTimestamp`."""
+    left_time_ns: Natural | None = None
+    """When it stopped waiting, as seen by podwatch: it got a node, or was deleted."""
+    resource_version: Word
+    """Version of the object, or of the list in which the pod was missing."""
 
 
 class NodeRecord(BaseRecord, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ RECORD_LIMITS: Final = (
             Limit("Labels of a pod, and its annotations", _BOUNDS, "MAX_LABELS"),
             Limit("GPU resource names that a pod requests", _BOUNDS, "MAX_RESOURCES"),
             Limit("ResourceClaims of a container", _BOUNDS, "MAX_CLAIMS"),
+            Limit("Scheduling gates of a pod", _BOUNDS, "MAX_SCHEDULING_GATES"),
             Limit("Driver calls in an inventory", _BOUNDS, "MAX_CAPABILITIES"),
             Limit("Restarting counters of a GPU", _BOUNDS, "MAX_COUNTERS"),
             Limit("NVLinks of a GPU, or its decoders", _BOUNDS, "MAX_LINKS"),

@@ -41,16 +41,34 @@ def gpu_pod(limits: Object) -> Object:
     return pod(spec={"containers": [container], "resourceClaims": claims})
 
 
+REFUSED = pod(
+    node=None,
+    metadata={"annotations": {"scheduling.volcano.sh/queue-name": "q"}},
+    spec={
+        "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}],
+        "schedulingGates": [{"name": "example.com/quota"}],
+    },
+    status={
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"}
+        ]
+    },
+)
 LABELS = {"karpenter.sh/nodepool": "gpus", "eks.amazonaws.com/capacityType": "SPOT"}
 OF_A_NODE = {"uid": "n1", "name": "node-1", "labels": LABELS, "annotations": {"a/b": "c"}}
 OBJECTS = [
     encoded(pod()),
     encoded(OWNED),
     encoded(gpu_pod({"nvidia.com/gpu": "1"})),
+    encoded(REFUSED),
     encoded({"metadata": OF_A_NODE}),
 ]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-LINES = [orjson.dumps({"type": kind, "object": OWNED}) for kind in ("ADDED", "DELETED")] + [
+LINES = [
+    orjson.dumps({"type": kind, "object": item})
+    for kind in ("ADDED", "DELETED")
+    for item in (OWNED, REFUSED)
+] + [
     encoded({"type": "MODIFIED", "object": {"metadata": OF_A_NODE}}),
     b'{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"5"}}}',
     b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"m"}}',

@@ -19,6 +19,7 @@ from tests.default_topics import (
     INVENTORY,
     NAMESPACES,
     NODES,
+    PENDING_PODS,
     ROWS,
     TOPICS,
 )
@@ -30,7 +31,9 @@ CHANNELS: dict[str, dict[str, Any]] = {one["address"]: one for one in DOCUMENT["
 OPERATIONS: dict[str, dict[str, Any]] = DOCUMENT["operations"]
 # No code of this project reads these topics; people and their programs do.
 # Later records describe nodes and namespaces.
-FOR_OTHERS = {topic.name for topic in (DEAD_LETTERS, INVENTORY, ROWS, NODES, NAMESPACES)}
+FOR_OTHERS = {
+    topic.name for topic in (DEAD_LETTERS, INVENTORY, ROWS, PENDING_PODS, NODES, NAMESPACES)
+}
 GROUP_IN_SOURCE = re.compile(r'^GROUP: Final = "([\w-]+)"', re.MULTILINE)
 
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)

@@ -64,7 +64,7 @@ def outage() -> dict[str, str]:
             f"0x{BEGIN} 60+60x{END - BEGIN - 1} 300x4 0x{LAST - END}"
         )
     where = at("podwatch")
-    for kind in ("pods", "nodes", "namespaces"):
+    for kind in ("pods", "pending_pods", "nodes", "namespaces"):
         series |= fails(f"{kind}.kafka", where)
     series[f'gpuledger_podwatch_unpublished_objects{{cluster="c"{where}}}'] = (
         f"0x{BEGIN} 3x{END - BEGIN} 0x{LAST - END}"

@@ -22,9 +22,15 @@ from typing_extensions import override
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UndecodableError
-from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
+from gpuledger.records import (
+    NamespaceRecord,
+    NodeRecord,
+    PendingContainer,
+    PendingPodRecord,
+    PodRecord,
+)
 from gpuledger.records.base import NodeName
-from gpuledger.records.bounds import Label
+from gpuledger.records.bounds import MAX_SENTENCE_LENGTH, Label
 from gpuledger_enricher.podwatch.node_facts import (
     INSTANCE_TYPE_LABELS,
     POOL_LABELS,
@@ -45,8 +51,10 @@ from gpuledger_enricher.podwatch.objects import (
     MetadataOnly,
     ModifiedEvent,
     PodAnnotations,
+    PodCondition,
     PodSpec,
     PodStatus,
+    QueueAnnotations,
 )
 from gpuledger_enricher.podwatch.pod_facts import (
     ChosenAnnotations,
@@ -55,6 +63,7 @@ from gpuledger_enricher.podwatch.pod_facts import (
     last_end_ns,
     mirrored_hash,
     pod_scheduled,
+    queue_of,
 )
 from gpuledger_enricher.podwatch.pod_settings import ALL_LABELS
 from gpuledger_enricher.watched_records import RecordT, Shared, same
@@ -105,6 +114,7 @@ WatchLine = ObjectEvent | BookmarkEvent | ErrorEvent
 """A decoded line of a watch."""
 _NO_SPEC: Final = PodSpec()
 _NO_STATUS: Final = PodStatus()
+_NO_CONDITION: Final = PodCondition()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -140,13 +150,13 @@ class ObjectReader(ABC, Generic[RecordT]):
 
     @abstractmethod
     def record(self, found: Any) -> RecordT | None:  # noqa: ANN401  # the struct that was given
-        """Return the record of a decoded object; `None` for a pod without a node.
+        """Return the record of a decoded object; `None` for a pod that has none.
 
         Raise `msgspec.MsgspecError` if the object is invalid.
         """
 
     def read(self, data: bytes | Raw) -> RecordT | None:
-        """Return the record of an encoded object; `None` for a pod without a node.
+        """Return the record of an encoded object; `None` for a pod that has none.
 
         Raise `UndecodableError` if the object is invalid.
         """
@@ -162,7 +172,7 @@ class ObjectReader(ABC, Generic[RecordT]):
         return decode_cut(self._decode_line, line)
 
     def record_of(self, found: MetadataOnly[Any]) -> RecordT | None:
-        """Return the record of a decoded object; `None` for a pod without a node.
+        """Return the record of a decoded object; `None` for a pod that has none.
 
         Raise `msgspec.MsgspecError` if the object is invalid or has no UID.
         """
@@ -183,7 +193,7 @@ class ObjectReader(ABC, Generic[RecordT]):
 
 
 class PodReader(ObjectReader[PodRecord]):
-    """Reads pods, with their requests for the GPU resources that the settings name."""
+    """Reads pods that have a node, with their requests for the GPU resources of the settings."""
 
     what = "a pod"
 
@@ -243,6 +253,61 @@ class PodReader(ObjectReader[PodRecord]):
             else None,
             started_time_ns=self.nanoseconds(status.start_time),
             ended_time_ns=last_end_ns(containers) if is_over else None,
+            deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
+            resource_version=meta.resource_version,
+        )
+
+
+class PendingPodReader(ObjectReader[PendingPodRecord]):
+    """Reads pods that wait for a node; pods that do not request GPUs have no record.
+
+    Claims count as requests for GPUs, because a pod does not contain the kind of their devices. The
+    selector excludes pods with a node. They are not excluded here, because a server may send the
+    node in the event that ends the waiting.
+    """
+
+    what = "a pod"
+
+    def __init__(
+        self, *, cluster: str, labels: Iterable[str], gpu_resource_prefixes: Iterable[str]
+    ) -> None:
+        super().__init__(ApiPod, cluster=cluster, labels=labels, fixed_annotations=QueueAnnotations)
+        self._containers = ContainerReader(
+            nanoseconds=self.nanoseconds, gpu_resource_prefixes=gpu_resource_prefixes
+        )
+
+    @override
+    def record(self, found: ApiPod[QueueAnnotations]) -> PendingPodRecord | None:
+        meta, spec, status = found.metadata, found.spec or _NO_SPEC, found.status or _NO_STATUS
+        containers = [
+            PendingContainer(name=each.name, kind=each.kind, requested=each.requested)
+            for each in self._containers.read(spec, status)
+            if each.requested and (each.requested.resources or each.requested.claims)
+        ]
+        if not containers:
+            return None
+        labels = meta.labels or {}
+        created_time_ns = self.nanoseconds(meta.creation_timestamp) or 0
+        owner_kind, owner_name = known_owner(
+            meta.owner_references, labels, created_time_ns=created_time_ns
+        )
+        refusal = pod_scheduled(status) or _NO_CONDITION
+        return PendingPodRecord(
+            cluster=self.cluster,
+            uid=meta.uid,
+            namespace=intern(meta.namespace),
+            name=meta.name,
+            owner_kind=owner_kind and intern(owner_kind),
+            owner_name=owner_name and intern(owner_name),
+            labels=self.labels_of(labels),
+            containers=containers,
+            priority=same(spec.priority),
+            priority_class=intern(spec.priority_class_name) if spec.priority_class_name else None,
+            queue=queue_of(labels, meta.annotations),
+            scheduling_gates=[gate.name for gate in spec.scheduling_gates or ()] or None,
+            reason=refusal.reason or None,
+            message=(refusal.message or "")[:MAX_SENTENCE_LENGTH] or None,
+            created_time_ns=created_time_ns,
             deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
             resource_version=meta.resource_version,
         )

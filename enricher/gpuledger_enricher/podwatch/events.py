@@ -107,7 +107,7 @@ class Bookmark(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """The version of a change without a record, such as a change of a pod without a node."""
+    """The version of a change of a pod without a record."""
 
     version: str
 
@@ -169,7 +169,7 @@ class WatchReader(Generic[RecordT]):
         return None
 
     def item(self, raw: msgspec.Raw) -> Upserted[RecordT] | Skipped | None:
-        """Return the event of an object in a list; `None` for a pod without a node."""
+        """Return the event of an object in a list; `None` for a pod that has no record."""
         try:
             record = self._reader.read(raw)
         except UndecodableError as error:

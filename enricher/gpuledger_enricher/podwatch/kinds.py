@@ -1,4 +1,6 @@
-"""The kinds of objects that podwatch watches (pods, nodes, namespaces), and their differences.
+"""The kinds of objects that podwatch watches, and their differences.
+
+These are pods with a node, pods that wait for a node, nodes, and namespaces.
 
 Pure. All other code of podwatch works for any kind and takes an `ObjectKind` of this module.
 """
@@ -11,12 +13,18 @@ from msgspec.structs import replace
 
 from gpuledger.codec import Decoder, decoder_of
 from gpuledger.completeness import PODWATCH
-from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
+from gpuledger.records import NamespaceRecord, NodeRecord, PendingPodRecord, PodRecord
 from gpuledger.topics import Topic, Topics
 from gpuledger_enricher.podwatch.api import JSON
-from gpuledger_enricher.podwatch.decode import NamespaceReader, NodeReader, ObjectReader, PodReader
+from gpuledger_enricher.podwatch.decode import (
+    NamespaceReader,
+    NodeReader,
+    ObjectReader,
+    PendingPodReader,
+    PodReader,
+)
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
-from gpuledger_enricher.watched_records import PodSharing, RecordT
+from gpuledger_enricher.watched_records import PodSharing, RecordT, with_known_version
 
 
 class Identified(Protocol):
@@ -38,7 +46,9 @@ class ObjectKind(Generic[RecordT]):
     name: str
     """Singular name: `pod`."""
     plural: str
-    """Plural name, as in the server's paths and roles: `pods`."""
+    """Plural name: `pods`."""
+    resource: str = ""
+    """Name in the server's paths and roles, if it is not the plural name."""
     record: type[RecordT]
     """The type of the published record."""
     topic: Callable[[Topics], Topic]
@@ -54,6 +64,9 @@ class ObjectKind(Generic[RecordT]):
     bare: Callable[[RecordT], RecordT]
     """Returns a copy without labels, annotations and containers, for a record that is too large for
     a message."""
+    as_known: Callable[[RecordT, RecordT], RecordT] = with_known_version
+    """Takes a record and the known record of its object, and returns the record with the known
+    values of fields that change without being published."""
     sharing: Callable[[], Callable[[RecordT], RecordT]] = lambda: lambda record: record
     """Returns a function that makes records read from the topic share their equal parts."""
     selector: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +83,7 @@ class ObjectKind(Generic[RecordT]):
     @property
     def path(self) -> str:
         """Path of the API for lists and watches."""
-        return f"/api/v1/{self.plural}"
+        return f"/api/v1/{self.resource or self.plural}"
 
     def decoder(self, topics: Topics) -> Decoder[RecordT]:
         """Return the decoder of the records in the kind's topic."""
@@ -111,6 +124,28 @@ POD: Final = ObjectKind(
     is_metadata_only=False,
     watermark_component=PODWATCH,
 )
+PENDING_POD: Final = ObjectKind(
+    name="pending_pod",
+    plural="pending_pods",
+    resource="pods",
+    record=PendingPodRecord,
+    topic=lambda topics: topics.pending_pods,
+    node_of=lambda _: "",
+    is_named=False,
+    reader=lambda settings: PendingPodReader(
+        cluster=settings.cluster,
+        labels=settings.labels,
+        gpu_resource_prefixes=settings.gpu_resource_prefixes,
+    ),
+    bare=lambda pod: replace(pod, labels={}, containers=[], scheduling_gates=None, message=None),
+    # The message has numbers of nodes, which change with every attempt of the scheduler.
+    as_known=lambda pod, known: replace(
+        pod, resource_version=known.resource_version, message=known.message
+    ),
+    # The server sends a pod as DELETED when it is bound to a node, ends, or is deleted.
+    selector={"fieldSelector": "spec.nodeName=,status.phase=Pending"},
+    is_metadata_only=False,
+)
 NODE: Final = ObjectKind(
     name="node",
     plural="nodes",
@@ -141,5 +176,5 @@ NAMESPACE: Final = ObjectKind(
     ),
     bare=lambda namespace: replace(namespace, labels={}, annotations=None),
 )
-KINDS: Final[tuple[ObjectKind[Any], ...]] = (POD, NODE, NAMESPACE)
+KINDS: Final[tuple[ObjectKind[Any], ...]] = (POD, PENDING_POD, NODE, NAMESPACE)
 """All kinds that are watched."""

@@ -48,6 +48,13 @@ class PodAnnotations(Annotations):
     config_mirror: str | None = field(default=None, name="kubernetes.io/config.mirror")
 
 
+class QueueAnnotations(Annotations):
+    """The two annotations with the queue of Volcano: of its jobs, and of other pods."""
+
+    of_job: str | None = field(default=None, name="volcano.sh/queue-name")
+    of_pod: str | None = field(default=None, name="scheduling.volcano.sh/queue-name")
+
+
 NotesT = TypeVar("NotesT", bound=Annotations)
 
 
@@ -104,6 +111,12 @@ class ClaimOfPod(_Object):
     resource_claim_name: Subdomain | None = None
 
 
+class SchedulingGate(_Object):
+    """A gate that keeps schedulers from placing a pod."""
+
+    name: str
+
+
 class PodSpec(_Object):
     """The spec of a pod."""
 
@@ -115,6 +128,7 @@ class PodSpec(_Object):
     init_containers: list[ApiContainer] | None = None
     ephemeral_containers: list[ApiContainer] | None = None
     resource_claims: list[ClaimOfPod] | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
 
 
 class Running(_Object):
@@ -154,6 +168,8 @@ class PodCondition(_Object):
     type: str = ""
     status: str = ""
     last_transition_time: Time | None = None
+    reason: str | None = None
+    message: str | None = None
 
 
 class PodStatus(_Object):

@@ -25,6 +25,7 @@ from gpuledger_enricher.podwatch.objects import (
     PodSpec,
     PodStatus,
     Quantity,
+    QueueAnnotations,
     Resources,
     Terminated,
     Variable,
@@ -99,6 +100,24 @@ def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
 def pod_scheduled(status: PodStatus) -> PodCondition | None:
     """Return the condition with which the scheduler reports whether the pod has a node."""
     return next((each for each in status.conditions or () if each.type == "PodScheduled"), None)
+
+
+_QUEUE_LABELS: Final = (
+    # kueue.sigs.k8s.io/docs/tasks/run/plain_pods
+    "kueue.x-k8s.io/queue-name",
+    # KAI Scheduler, and Run:ai before it.
+    "kai.scheduler/queue",
+    "runai/queue",
+    # Volcano's jobs have this name as a label and as an annotation of their pods.
+    "volcano.sh/queue-name",
+)
+
+
+def queue_of(labels: Mapping[str, str], notes: QueueAnnotations | None) -> str | None:
+    """Return the queue to which a pod was submitted; `None` if it names no queue."""
+    named = [labels.get(name) for name in _QUEUE_LABELS]
+    named += [notes.of_job, notes.of_pod] if notes else []
+    return next(filter(None, named), None)
 
 
 def _container(

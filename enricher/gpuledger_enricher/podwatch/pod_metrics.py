@@ -1,6 +1,6 @@
 """The metrics of podwatch; other modules set their values.
 
-The label `kind` is the kind of object: `pod`, `node` or `namespace`.
+The label `kind` is the kind of object: `pod`, `pending_pod`, `node` or `namespace`.
 """
 
 from typing import Final
@@ -9,12 +9,13 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from gpuledger.runtime.process_metrics import count_from_zero
 
-KINDS: Final = ("pod", "node", "namespace")
+KINDS: Final = ("pod", "pending_pod", "node", "namespace")
 KINDS_WITH_WATERMARKS: Final = ("pod",)
 EVENT_TYPES: Final = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", "unknown")
 OBJECTS: Final = Gauge(
     "gpuledger_podwatch_objects",
-    "Number of objects in the API server, by kind: `pod` (only with a node), `node`, `namespace`.",
+    "Number of objects in the API server, by kind: `pod` (with a node), `pending_pod` (without a"
+    " node, requests GPUs), `node`, `namespace`.",
     ["kind"],
 )
 count_from_zero(OBJECTS, kind=KINDS)

@@ -144,6 +144,7 @@ class PodWatch:
             max_tombstones=settings.max_tombstones,
             node_of=kind.node_of,
             identity_of=kind.identity_of,
+            as_known=kind.as_known,
         )
         table.restore(known.by_identity.values())
         table.repeat(known.overtaken, time_ns=clock.time_ns())

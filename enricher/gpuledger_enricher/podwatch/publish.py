@@ -33,7 +33,7 @@ from gpuledger.completeness import PODWATCH, RENEWED_AFTER_SECONDS, message_of
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.keys import key_in, split_key
-from gpuledger.records import PodRecord, Watermark
+from gpuledger.records import PendingPodRecord, PodRecord, Watermark
 from gpuledger.records.fitting import fit
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
@@ -43,7 +43,12 @@ from gpuledger.topics import Topics, partition_of_node
 from gpuledger_enricher.podwatch import pod_metrics
 from gpuledger_enricher.podwatch.kinds import ObjectKind
 from gpuledger_enricher.podwatch.table import ObjectTable, ObjectWatermarks, PendingMessage
-from gpuledger_enricher.watched_records import RecordT, WatchedRecord, is_older
+from gpuledger_enricher.watched_records import (
+    RecordT,
+    WatchedRecord,
+    gone_time_ns,
+    is_older,
+)
 
 POLL_INTERVAL_SECONDS: Final = 10.0
 """Interval between two checks that the topic exists and is still the same one."""
@@ -161,7 +166,7 @@ async def read_known(
     check.waits(f"reading the known {kind.plural}")
     known = await retry(read_once)
     count = len(known.by_identity)
-    deleted = sum(each.deleted_time_ns is not None for each in known.by_identity.values())
+    deleted = sum(gone_time_ns(each) is not None for each in known.by_identity.values())
     check.ok(f"{count} known {kind.plural}, {deleted} of them deleted")
     _log.info(
         "known_objects_read",
@@ -416,4 +421,6 @@ def _report_cut(record: RecordT, kind: ObjectKind[RecordT], detail: str) -> None
 
 def full_name(record: WatchedRecord) -> str:
     """Return an object's name; for a pod, `namespace/name`."""
-    return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else record.name
+    if isinstance(record, PodRecord | PendingPodRecord):
+        return f"{record.namespace}/{record.name}"
+    return record.name

@@ -22,7 +22,13 @@ from msgspec.structs import replace
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.completeness import RENEWED_AFTER_SECONDS
 from gpuledger_enricher.podwatch.events import Interrupted, Phase, Step
-from gpuledger_enricher.watched_records import RecordT, is_older
+from gpuledger_enricher.watched_records import (
+    RecordT,
+    gone_time_ns,
+    is_older,
+    with_gone_time,
+    with_known_version,
+)
 
 
 class PendingMessage(NamedTuple, Generic[RecordT]):
@@ -49,12 +55,15 @@ class ObjectTable(Generic[RecordT]):
         max_tombstones: int,
         node_of: Callable[[RecordT], str],
         identity_of: Callable[[RecordT], str],
+        as_known: Callable[[RecordT, RecordT], RecordT] = with_known_version,
     ) -> None:
         """Create an empty table.
 
         `node_of` returns the node that determines a record's partition, and `identity_of` returns
-        the name or UID that identifies an object.
+        the name or UID that identifies an object. `as_known` returns a record with the known values
+        of fields that change without being published.
         """
+        self._as_known = as_known
         self._identity_of = identity_of
         self._node_of = node_of
         self._tombstone_after_ns = round(tombstone_after_seconds * NS_PER_SECOND)
@@ -86,10 +95,11 @@ class ObjectTable(Generic[RecordT]):
         """
         deleted = []
         for record in records:
-            if record.deleted_time_ns is None:
+            time_ns = gone_time_ns(record)
+            if time_ns is None:
                 self._alive[self._identity_of(record)] = record
             else:
-                deleted.append((record.deleted_time_ns, record))
+                deleted.append((time_ns, record))
         # The topic is ordered by key, but `expire` needs the order of deletion.
         deleted.sort(key=itemgetter(0))
         self._deleted = {self._identity_of(record): record for _, record in deleted}
@@ -104,14 +114,14 @@ class ObjectTable(Generic[RecordT]):
             self._unpublished.setdefault(identity, time_ns)
 
     def upsert(self, record: RecordT, *, time_ns: int) -> None:
-        """Record an object's state, unless it differs from the known state only in its version.
+        """Record an object's state, unless no published field differs from the known state.
 
         Most changes of an object do not affect its record: conditions, annotations, managed fields.
         """
         if self._listed is not None:
             self._listed.add(self._identity_of(record))
         known = self._alive.get(self._identity_of(record))
-        if known is None or replace(record, resource_version=known.resource_version) != known:
+        if known is None or self._as_known(record, known) != known:
             deleted = self._deleted.pop(self._identity_of(record), None)
             if deleted and is_older(record, than=deleted):
                 # The deletion has the version of a list, which is above the version of this record.
@@ -128,7 +138,7 @@ class ObjectTable(Generic[RecordT]):
     def delete(self, record: RecordT, *, time_ns: int) -> None:
         """Record that an object was deleted from the API server."""
         self._alive.pop(self._identity_of(record), None)
-        self._deleted[self._identity_of(record)] = replace(record, deleted_time_ns=time_ns)
+        self._deleted[self._identity_of(record)] = with_gone_time(record, time_ns)
         self._unpublished[self._identity_of(record)] = time_ns
 
     def keep(self, identity: str) -> None:
@@ -171,7 +181,7 @@ class ObjectTable(Generic[RecordT]):
         early = max(0, len(self._deleted) - self._max_tombstones)
         due = list(islice(self._deleted, early))
         for identity, record in self._deleted.items():
-            if (record.deleted_time_ns or 0) + self._tombstone_after_ns > time_ns:
+            if (gone_time_ns(record) or 0) + self._tombstone_after_ns > time_ns:
                 break
             # Consumers must get the deletion before the tombstone, which only has a key.
             if identity not in self._unpublished:

@@ -104,7 +104,9 @@ def checks_of_kafka(name: str) -> set[str]:
     kind = name.partition("-")[0]
     return {
         "agent": {"kafka"},
-        "podwatch": {f"{objects}.kafka" for objects in ("pods", "nodes", "namespaces")},
+        "podwatch": {
+            f"{objects}.kafka" for objects in ("pods", "pending_pods", "nodes", "namespaces")
+        },
         "join": {"kafka", "delivery", "namespaces"},
         "remote_write": {"remote_write.kafka", "remote_write.replay"},
         "alerts": {"alerts.kafka"},

@@ -15,16 +15,17 @@ import pytest
 from aiohttp import web
 
 from gpuledger_enricher.podwatch.api import KubernetesError
+from gpuledger_enricher.podwatch.kinds import PENDING_POD
 from tests.unit.enricher.podwatch.builders import Object, encoded
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class MisbehavingServer:
-    """Plays its scripts and records the requests; nodes and namespaces have no scripts.
+    """Plays its scripts for pods with a node and records their requests.
 
-    A list of them returns `others`, and a watch of them is silent; `refused` answers instead of
-    both.
+    Other kinds have no scripts. A list of them returns `others`, and a watch of them is silent;
+    `refused` answers instead of both.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,8 @@ class MisbehavingServer:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Play the next answer of the script for this kind of request."""
+        if request.query.get("fieldSelector") == PENDING_POD.selector["fieldSelector"]:
+            return await self.answer_others(request, plural=PENDING_POD.plural)
         if "sendInitialEvents" in request.query and not self.initials:
             return await status(422, reason="Invalid")(request)
         self.requests.append(dict(request.query))
@@ -51,20 +54,20 @@ class MisbehavingServer:
             return await (self.watches.popleft() if self.watches else silence())(request)
         return await (self.lists.popleft() if self.lists else page())(request)
 
-    async def answer_others(self, request: web.Request) -> web.StreamResponse:
-        """Answer for nodes and namespaces."""
-        plural = request.path.rpartition("/")[2]
+    async def answer_others(self, request: web.Request, *, plural: str = "") -> web.StreamResponse:
+        """Answer for pending pods, nodes and namespaces."""
+        plural = plural or request.path.rpartition("/")[2]
         if plural in self.refused:
             return await self.refused[plural](request)
         if "sendInitialEvents" in request.query:
             return await status(422, reason="Invalid")(request)
-        found = self.others[plural]
+        found = self.others.get(plural, [])
         return await (silence() if "watch" in request.query else page(*found))(request)
 
     def serve(self, app: web.Application) -> None:
         """Add its routes."""
         app.router.add_get("/api/v1/pods", self.answer)
-        for plural in self.others:
+        for plural in ("nodes", "namespaces"):
             app.router.add_get(f"/api/v1/{plural}", self.answer_others)
 
     def kinds(self) -> list[str]:

@@ -82,6 +82,7 @@ async def test_nodes_are_placed_with_their_samples_and_namespaces_in_one_partiti
     assert sorted(reported(bus, NAMESPACE)) == [("s1", 0, "there"), ("s2", 0, "there")]
     assert {kind.plural: readiness.check(f"{kind.plural}.api").detail for kind in KINDS} == {
         "pods": "0 pods",
+        "pending_pods": "0 pending_pods",
         "nodes": "2 nodes",
         "namespaces": "2 namespaces",
     }

@@ -23,7 +23,7 @@ from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
-from tests.default_topics import NAMESPACES, NODES, PODS
+from tests.default_topics import NAMESPACES, NODES, PENDING_PODS, PODS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import (
     PatientClock,
@@ -217,7 +217,7 @@ async def test_a_missing_topic_is_named_and_waited_for(
         # Each kind is independent: pods are published while the others wait for their topics.
         await soon(lambda: len(bus.kept(PODS.name)) == 1)
         assert not readiness.is_ready()
-        bus.create([NODES, NAMESPACES])
+        bus.create([PENDING_PODS, NODES, NAMESPACES])
         await soon(readiness.is_ready)
 
 
