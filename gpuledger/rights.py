@@ -55,7 +55,7 @@ USES: Final = (
     TopicUse(
         topic="pending_pods",
         writers=("podwatch",),
-        readers=("podwatch",),
+        readers=("podwatch", "sink store"),
     ),
     TopicUse(
         topic="nodes",

@@ -44,9 +44,9 @@ app = App(
     name="query",
     help_format="plaintext",
     help_epilogue=epilogue(
-        "Views: usage, usage_hourly, usage_daily, entries, pods, nodes, namespaces, inventory,"
-        " incidents, gaps and bill_lines. `DESCRIBE usage` lists the columns of one. Only one"
-        " statement that returns rows is accepted, and it cannot read other files.",
+        "Views: usage, usage_hourly, usage_daily, entries, pods, pending_pods, nodes, namespaces,"
+        " inventory, incidents, gaps and bill_lines. `DESCRIBE usage` lists the columns of one."
+        " Only one statement that returns rows is accepted, and it cannot read other files.",
         examples={
             "Busy GPU seconds by namespace": (
                 'gpuledger query --store gpuledger-store "SELECT namespace, sum(busy_seconds)\n'

@@ -5,10 +5,10 @@ allocation. `usage_hourly` and `usage_daily` have such sums by hour and by day. 
 offset of the last event that a row includes. All amounts are whole numbers, so sums over rows equal
 the sums over the events exactly.
 
-`nodes`, `namespaces` and `inventory` have a row for each version; the version in force at a time is
-the last version whose `in_force_from` is at or before that time. Versions are joined to usage when
-it is read, so that versions that arrive late also count. `incidents` has one row per incident,
-because incidents never change.
+`pending_pods`, `nodes`, `namespaces` and `inventory` have a row for each version; the version in
+force at a time is the last version whose `in_force_from` is at or before that time. Versions are
+joined to usage when it is read, so that versions that arrive late also count. `incidents` has one
+row per incident, because incidents never change.
 """
 
 from typing import Final
@@ -113,6 +113,24 @@ NODES: Final = TableSchema(
         _time("deleted_time", nullable=True),
         *_text("node_pool", "instance_type", "zone", "region", "capacity_type"),
         *_text("labels", "resource_version"),
+        *_number("kafka_partition", kind=DataType.int32(), nullable=False),
+        *_number("kafka_offset", nullable=False),
+    ),
+    statistics_columns=3,
+)
+PENDING_PODS: Final = TableSchema(
+    name="pending_pods",
+    description="One row for each version of a pod that requests GPUs and waits for a node.",
+    columns=(
+        *_text("cluster", "pod_uid", nullable=False),
+        _time("in_force_from"),
+        *_text("namespace", "pod", nullable=False),
+        *_text("owner_kind", "owner_name", "labels", "requested"),
+        *_number("priority"),
+        *_text("priority_class", "queue", "scheduling_gates", "reason", "message"),
+        _time("created_time"),
+        _time("left_time", nullable=True),
+        *_text("resource_version"),
         *_number("kafka_partition", kind=DataType.int32(), nullable=False),
         *_number("kafka_offset", nullable=False),
     ),

@@ -31,6 +31,7 @@ from gpuledger.store.usage_schema import (
     INVENTORY,
     NAMESPACES,
     NODES,
+    PENDING_PODS,
     USAGE,
     USAGE_DAILY,
     USAGE_HOURLY,
@@ -77,6 +78,7 @@ _OF_NAMESPACE: Final[Mapping[str, str]] = {
 }
 _VERSIONED: Final[Mapping[str, tuple[str, str]]] = {
     PODS.name: ("cluster, node, pod_uid", NEWEST_LAST),
+    PENDING_PODS.name: ("cluster, pod_uid", NEWEST_LAST),
     NODES.name: ("cluster, node", NEWEST_LAST),
     NAMESPACES.name: ("cluster, namespace", NEWEST_LAST),
     # Ordered by the agent's clock, as in bills, because there is no resource version.
@@ -95,7 +97,7 @@ class Connection(FileRegistry, Protocol):
 TABLES: Final[Mapping[str, TableSchema]] = {
     schema.name: schema
     for schema in (
-        *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
+        *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, PENDING_PODS, NODES, NAMESPACES),
         *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
     )
 }

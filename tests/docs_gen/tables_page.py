@@ -96,6 +96,20 @@ MEANINGS: Final[Mapping[str, str]] = {
     "pods.container": "Name of that container.",
     "pods.requested": "JSON object with the amount of each GPU resource that the container"
     " requests.",
+    "pending_pods.pod_uid": "UID of the pod, which it keeps in `pods`.",
+    "pending_pods.namespace": "Namespace of the pod.",
+    "pending_pods.pod": "Name of the pod.",
+    "pending_pods.in_force_from": "Time at which podwatch wrote this version.",
+    "pending_pods.requested": "JSON object with the amount of each GPU resource that must be free"
+    " on one node; empty if the pod has only claims.",
+    "pending_pods.queue": "Queue of Kueue, Volcano or KAI Scheduler that the pod names.",
+    "pending_pods.scheduling_gates": "JSON array with the names of the pod's scheduling gates.",
+    "pending_pods.reason": "Why the pod has no node, such as `Unschedulable` or `SchedulingGated`;"
+    " null until a scheduler has tried.",
+    "pending_pods.message": "The scheduler's explanation when another column last changed.",
+    "pending_pods.created_time": "Time at which the API server created the pod.",
+    "pending_pods.left_time": "Time at which podwatch saw that the pod got a node or was deleted;"
+    " null while it waits.",
     "namespaces.namespace": "Name of the namespace.",
     "inventory.gpu_uuid": "UUID of the GPU; null if the node has no GPU from then on, or was"
     " removed.",

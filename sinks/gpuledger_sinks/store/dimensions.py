@@ -1,4 +1,4 @@
-"""The tables that are joined with usage rows: pods, nodes, namespaces, inventory and incidents.
+"""The tables that are made from other topics than events: pods, nodes, inventory and others.
 
 A `Dimension` defines the topic from which a table is made, and the rows that a record becomes.
 `FollowedTopic` reads this topic in the background, from the partitions with the same numbers as the
@@ -29,19 +29,21 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, UndecodableError, UserError
 from gpuledger.keys import key_in, node_key, split_key
+from gpuledger.pod_requests import requested_amounts
 from gpuledger.records import (
     AttributedIncident,
     ContainerRequest,
     Inventory,
     NamespaceRecord,
     NodeRecord,
+    PendingPodRecord,
     PodRecord,
 )
 from gpuledger.runtime import CheckParts, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.schema import PODS, TableSchema
-from gpuledger.store.usage_schema import INCIDENTS, INVENTORY, NAMESPACES, NODES
+from gpuledger.store.usage_schema import INCIDENTS, INVENTORY, NAMESPACES, NODES, PENDING_PODS
 from gpuledger.topics import Topic, Topics, partition_of_node
 from gpuledger_sinks.errors import ReceiverUnavailableError
 from gpuledger_sinks.settings import StoreSettings
@@ -140,6 +142,34 @@ def _as_text(requested: ContainerRequest | None) -> str | None:
     if requested is None:
         return None
     return _as_json({name: str(amount) for name, amount in requested.resources.items()})
+
+
+def rows_of_pending_pod(pod: PendingPodRecord, record: Record) -> Iterator[Row]:
+    """Yield the row of one version of a pod that waits for a node."""
+    amounts = requested_amounts(pod.containers)
+    gates = pod.scheduling_gates
+    yield (
+        pod.cluster,
+        pod.uid,
+        _in_force_us(record),
+        pod.namespace,
+        pod.name,
+        pod.owner_kind,
+        pod.owner_name,
+        _as_json(pod.labels),
+        _as_json({name: str(amount) for name, amount in amounts.items()}),
+        pod.priority,
+        pod.priority_class,
+        pod.queue,
+        None if gates is None else orjson.dumps(gates).decode(),
+        pod.reason,
+        pod.message,
+        _us(pod.created_time_ns),
+        _us(pod.left_time_ns),
+        pod.resource_version,
+        record.partition,
+        record.offset,
+    )
 
 
 def rows_of_node(node: NodeRecord, record: Record) -> Iterator[Row]:
@@ -265,6 +295,13 @@ DIMENSIONS: Final = (
         rows_of=rows_of_pod,
         key_of=lambda pod: key_in(pod.cluster, pod.uid),
         node_key_of=node_key,
+    ),
+    Dimension(
+        schema=PENDING_PODS,
+        topic_of=lambda topics: topics.pending_pods,
+        rows_of=rows_of_pending_pod,
+        key_of=lambda pod: key_in(pod.cluster, pod.uid),
+        node_key_of=None,
     ),
     Dimension(
         schema=NODES,

@@ -23,6 +23,7 @@ from gpuledger.store.usage_schema import (
     INVENTORY,
     NAMESPACES,
     NODES,
+    PENDING_PODS,
     USAGE,
     USAGE_DAILY,
     USAGE_HOURLY,
@@ -32,7 +33,7 @@ from gpuledger_sinks.store.rollups import DAILY, HOURLY, Rollup
 from gpuledger_sinks.store.table import StaleTableError, StreamTable
 
 PARTITIONED: Final = (USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES)
-_OTHERS: Final = (PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
+_OTHERS: Final = (PODS, PENDING_PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
 _OWN: Final = (BILL_LINES, SEEN_TICKS)
 """Tables whose small files are not merged here."""
 ALL_TABLES: Final = (*PARTITIONED, *_OTHERS, *_OWN)

@@ -15,18 +15,21 @@ from gpuledger.codec import encode
 from gpuledger.keys import key_in
 from gpuledger.records import (
     AttributedIncident,
+    ContainerRequest,
     GpuFacts,
     Incident,
     Inventory,
     NamespaceRecord,
     NodeRecord,
+    PendingContainer,
+    PendingPodRecord,
     PodDescription,
     PodState,
     Severity,
 )
 from gpuledger.topics import Topic
 from gpuledger_sinks.store.dimensions import StampBounds
-from tests.default_topics import ATTRIBUTED_INCIDENTS, INVENTORY, NAMESPACES, NODES
+from tests.default_topics import ATTRIBUTED_INCIDENTS, INVENTORY, NAMESPACES, NODES, PENDING_PODS
 from tests.unit.sinks.builders import (
     GPU,
     NODE,
@@ -147,6 +150,56 @@ async def test_each_version_of_a_node_is_stored_once_across_restarts(tmp_path: P
     await tell(on, NODES, node(resource_version="8", deleted_time_ns=START_NS), None)
     second = (NODE, "h100", '{"a":"1","b":"2"}', "8", False)
     await stored(on, tmp_path, "nodes", columns, [first, second])
+
+
+def pending(**changes: Any) -> PendingPodRecord:  # noqa: ANN401  # any field
+    requested = ContainerRequest(resources={"nvidia.com/gpu": 4})
+    values: dict[str, Any] = {
+        "cluster": "default",
+        "uid": "uid-train",
+        "namespace": "research",
+        "name": "train-0",
+        "labels": {},
+        "containers": [PendingContainer(name=name, requested=requested) for name in ("a", "b")],
+        "created_time_ns": START_NS,
+        "resource_version": "7",
+    }
+    return PendingPodRecord(**values | changes)
+
+
+async def test_each_version_of_a_pod_that_waits_is_stored_once_across_restarts(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    await publish(on, event(0))
+    key = key_in("default", "uid-train")
+    refused: dict[str, Any] = {
+        "resource_version": "8",
+        "priority": -10,
+        "priority_class": "batch",
+        "queue": "nlp",
+        "scheduling_gates": ["example.com/quota", "other"],
+        "reason": "SchedulingGated",
+        "message": "blocked",
+    }
+    columns = (
+        "pod_uid, requested, priority, priority_class, queue, scheduling_gates, reason, message,"
+        " epoch_us(created_time), epoch_us(left_time), resource_version"
+    )
+    created_us, left_us = START_NS // 1000, START_NS // 1000 + 5_000_000
+    begin = ("uid-train", '{"nvidia.com/gpu":"8"}')
+    gates = '["example.com/quota","other"]'
+    about = (-10, "batch", "nlp", gates, "SchedulingGated", "blocked", created_us)
+    first = (*begin, *[None] * 6, created_us, None, "7")
+    second = (*begin, *about, None, "8")
+    last = (*begin, *about, left_us, "9")
+    await tell(on, PENDING_PODS, pending(), pending(**refused), key=key)
+    await stored(on, tmp_path, "pending_pods", columns, [second, first])
+    refused |= {"resource_version": "9", "left_time_ns": left_us * 1000}
+
+    await tell(on, PENDING_PODS, pending(**refused), None, key=key)
+
+    await stored(on, tmp_path, "pending_pods", columns, [last, second, first])
 
 
 async def test_namespaces_are_stored_by_the_sink_that_has_the_first_partition(
