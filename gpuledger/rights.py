@@ -54,8 +54,8 @@ USES: Final = (
     ),
     TopicUse(
         topic="pending_pods",
-        writers=("podwatch",),
-        readers=("podwatch", "sink store"),
+        writers=("podwatch", _RETIRE),
+        readers=("podwatch", "sink store", _RETIRE),
     ),
     TopicUse(
         topic="nodes",

@@ -1,8 +1,9 @@
 """`gpuledger cluster retire`: ends the records of a decommissioned cluster or node.
 
-Two kinds of records would otherwise stay valid. podwatch's watermarks contain the time through
+Three kinds of records would otherwise stay valid. podwatch's watermarks contain the time through
 which the cluster's pods are complete, and consumers wait for newer ones. The agents' last
-inventories list GPUs, which bills would count as GPUs without data.
+inventories list GPUs, which bills would count as GPUs without data. Pods that waited for a node
+would wait forever.
 
 A node's inventory ends with a version without GPUs. This version stays on the compacted topic, so
 that a store sink reads it even after an outage of several days. An agent that starts on the node
@@ -25,8 +26,8 @@ from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.codec import decoder_of, encode
 from gpuledger.completeness import PODWATCH, key_of
 from gpuledger.errors import UndecodableError, UserError
-from gpuledger.keys import NodeId, node_key
-from gpuledger.records import Inventory, Watermark
+from gpuledger.keys import NodeId, key_in, node_key
+from gpuledger.records import Inventory, PendingPodRecord, Watermark
 from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import partition_of_node
 from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
@@ -57,15 +58,18 @@ class Published:
     watermarks: Sequence[Watermark]
     """podwatch's watermarks of the cluster."""
     inventories: Mapping[NodeId, LastWord]
+    pending_pods: Sequence[PendingPodRecord]
+    """The cluster's pods that wait for a node; none if only a node is retired."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retired:
-    """The numbers of removed watermarks, and of retired nodes and GPUs."""
+    """The numbers of removed watermarks, of retired nodes and GPUs, and of pods that waited."""
 
     watermarks: int
     nodes: int
     gpu_count: int
+    pending_pods: int = 0
 
 
 app = App(name="cluster", help_format="plaintext")
@@ -100,7 +104,7 @@ def retire(
 ) -> int:
     """Retire a decommissioned cluster or node, so that its GPUs stop costing.
 
-    Ends its inventories and podwatch's watermarks, so that nothing waits for them.
+    Ends its inventories, podwatch's watermarks and the waiting of its pods.
     """
     settings = kafka.settings()
     now_ns = time.time_ns()
@@ -112,10 +116,11 @@ def retire(
         retire_from(KafkaBus(settings), cluster, node, now_ns=now_ns, since_ns=since_ns)
     )
     what = f"cluster {cluster}" if node is None else f"node {node} of cluster {cluster}"
+    waits = f"; ended the wait of {done.pending_pods} pods" if done.pending_pods else ""
     sys.stdout.write(
         f"{what}: retired {done.gpu_count} GPUs of {done.nodes} nodes, which cost until"
         f" {write_moment(since_ns // NS_PER_MS)}; removed {done.watermarks} watermarks of podwatch"
-        "\n"
+        f"{waits}\n"
     )
     return 0
 
@@ -131,6 +136,7 @@ async def retire_from(
     watermarks = (await read_watermarks(bus, PODWATCH))[1]
     async with bus.reader() as reader:
         inventories = await read_inventories(bus, reader)
+        pending_pods = await read_pending_pods(bus, reader) if node is None else []
         published = Published(
             watermarks=[each for each in watermarks if each.cluster == cluster and node is None],
             inventories={
@@ -138,6 +144,7 @@ async def retire_from(
                 for key, found in inventories.items()
                 if key.cluster == cluster and node in {None, key.node}
             },
+            pending_pods=[each for each in pending_pods if each.cluster == cluster],
         )
         if not published.watermarks and not published.inventories:
             raise _unknown(cluster, node, {*inventories}, {each.cluster for each in watermarks})
@@ -230,6 +237,25 @@ async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, Last
     return found
 
 
+async def read_pending_pods(bus: Bus, reader: HistoryReader) -> list[PendingPodRecord]:
+    """Return the newest valid record of each pod that waits for a node."""
+    decoder = decoder_of(bus.topics.pending_pods.name, PendingPodRecord)
+    found: dict[bytes | None, PendingPodRecord] = {}
+    for at, span in (await reader.spans(bus.topics.pending_pods.name)).items():
+        async for records in reader.read(at, span):
+            for record in records:
+                if record.value is None:
+                    found.pop(record.key, None)
+                    continue
+                try:
+                    pod = decoder.decode(record.value)
+                except UndecodableError:
+                    continue
+                if record.key == key_in(pod.cluster, pod.uid).encode():
+                    found[record.key] = pod
+    return [pod for pod in found.values() if pod.left_time_ns is None]
+
+
 async def read_ticked_nodes(
     bus: Bus, reader: HistoryReader, partitions: Collection[int], *, since_ms: int
 ) -> dict[bytes, Record]:
@@ -260,6 +286,19 @@ async def publish_ends(bus: Bus, published: Published, *, now_ns: int, since_ns:
             gone = msgspec.structs.replace(last.inventory, time_ns=gone_ns)
             message = Message(node_key(gone).encode(), encode(gone), time_ms)
             await producer.publish(bus.topics.inventory.name, last.partition, [message])
+        # Without tombstones, as the inventories, so that a sink reads the ends even after days.
+        ends = [
+            Message(
+                key_in(pod.cluster, pod.uid).encode(),
+                encode(
+                    msgspec.structs.replace(pod, left_time_ns=max(since_ns, pod.created_time_ns))
+                ),
+                time_ms,
+            )
+            for pod in published.pending_pods
+        ]
+        if ends:
+            await producer.publish(bus.topics.pending_pods.name, 0, ends)
         for each in published.watermarks:
             tombstone = Message(key_of(each), None, time_ms)
             await producer.publish(bus.topics.watermarks.name, each.partition, [tombstone])
@@ -267,4 +306,5 @@ async def publish_ends(bus: Bus, published: Published, *, now_ns: int, since_ns:
         watermarks=len(published.watermarks),
         nodes=len(ended),
         gpu_count=sum(last.gpu_count for last in ended),
+        pending_pods=len(published.pending_pods),
     )

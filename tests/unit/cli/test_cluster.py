@@ -1,5 +1,7 @@
 """`gpuledger cluster retire` ends the GPUs of a deleted cluster, over the bus in memory."""
 
+from typing import Any
+
 import pytest
 
 from gpuledger.bus.memory import MemoryBus
@@ -8,14 +10,14 @@ from gpuledger.codec import decoder_of, encode
 from gpuledger.completeness import message_of
 from gpuledger.errors import UserError
 from gpuledger.keys import NodeId, key_in
-from gpuledger.records import GpuFacts, Inventory, Watermark
+from gpuledger.records import GpuFacts, Inventory, PendingPodRecord, Watermark
 from gpuledger.topics import partition_of_node
 from gpuledger_cli.cluster import Retired, retire_from
 from gpuledger_cli.watermarks import read_watermarks
 from gpuledger_reports.reading.inventory import NEVER_US, InventoryRow, stays_of
 from gpuledger_reports.reading.times import HOUR_US
 from gpuledger_sinks.store.dimensions import rows_of_inventory
-from tests.default_topics import INVENTORY, PODS, SAMPLES, WATERMARKS
+from tests.default_topics import INVENTORY, PENDING_PODS, PODS, SAMPLES, WATERMARKS
 from tests.errors import has_words
 from tests.unit.sinks.builders import PARTITIONS, START_NS, bus
 
@@ -118,6 +120,39 @@ async def test_one_node_is_retired_and_its_cluster_stays() -> None:
     assert await retire(on, "node-a") == Retired(watermarks=0, nodes=1, gpu_count=1)
     assert sorted(stays(on)) == [(A, "GPU-a", 1), (B, "GPU-c", None)]
     assert len((await read_watermarks(on, "podwatch"))[1]) == PARTITIONS
+
+
+def waiting(uid: str, cluster: str = "gone", **changes: Any) -> PendingPodRecord:  # noqa: ANN401  # any field
+    values: dict[str, Any] = {
+        "cluster": cluster,
+        "uid": uid,
+        "namespace": "ns",
+        "name": f"pod-{uid}",
+        "labels": {},
+        "containers": [],
+        "created_time_ns": START_NS,
+        "resource_version": "1",
+    }
+    return PendingPodRecord(**values | changes)
+
+
+async def test_the_pods_of_a_deleted_cluster_no_longer_wait() -> None:
+    on = await reported(inventory(A, "GPU-a"))
+    left, forgotten = waiting("left", left_time_ns=START_NS + 1), waiting("forgotten")
+    pods = [waiting("a"), waiting("a", reason="Unschedulable"), left, forgotten]
+    pods.append(waiting("other", cluster="stays"))
+    messages = [Message(key_in(pod.cluster, pod.uid).encode(), encode(pod), 0) for pod in pods]
+    async with on.producer() as producer:
+        await producer.publish(PENDING_PODS.name, 0, messages)
+        await producer.publish(PENDING_PODS.name, 0, [Message(b"gone/forgotten", None, 0)])
+
+    assert (await retire(on)).pending_pods == 1
+    assert (await retire(on)).pending_pods == 0
+
+    (last,) = on.kept(PENDING_PODS.name)[len(messages) + 1 :]
+    decoder = decoder_of(PENDING_PODS.name, PendingPodRecord)
+    ended = waiting("a", reason="Unschedulable", left_time_ns=NOW_NS)
+    assert (last.key, decoder.decode(last.value or b"")) == (b"gone/a", ended)
 
 
 async def test_a_second_retirement_has_no_effect_and_an_inventory_of_the_agent_ends_it() -> None:
