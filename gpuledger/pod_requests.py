@@ -14,7 +14,7 @@ def requested_amounts(containers: Iterable[PendingContainer]) -> dict[str, int]:
     """Return the amount of each resource that must be free on one node, as schedulers count it.
 
     The containers are in the order in which they start. Ordinary containers and sidecars run at the
-    same time. An init container runs alone, except for the sidecars that started before it.
+    same time. An init container runs only with the sidecars that started before it.
     """
     together, sidecars, highest = Counter[str](), Counter[str](), Counter[str]()
     for container in containers:

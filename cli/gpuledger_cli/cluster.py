@@ -286,7 +286,7 @@ async def publish_ends(bus: Bus, published: Published, *, now_ns: int, since_ns:
             gone = msgspec.structs.replace(last.inventory, time_ns=gone_ns)
             message = Message(node_key(gone).encode(), encode(gone), time_ms)
             await producer.publish(bus.topics.inventory.name, last.partition, [message])
-        # Without tombstones, as the inventories, so that a sink reads the ends even after days.
+        # Without tombstones, like inventories, so that a sink reads the ends even after days.
         ends = [
             Message(
                 key_in(pod.cluster, pod.uid).encode(),

@@ -36,9 +36,13 @@ CENTRAL = (
     gpuledger.runtime.process_metrics,
 )
 """The modules with the metrics of podwatch, the join and the sinks."""
-NAMES_NODES = gpuledger_enricher.join.join_metrics.NODE_UNRESPONSIVE_SINCE
-"""The only central metric with names of nodes. The alert on an unresponsive node needs the name,
-and such a node's own page cannot give it."""
+NAMES: dict[MetricWrapperBase, set[str]] = {
+    gpuledger_enricher.join.join_metrics.NODE_UNRESPONSIVE_SINCE: {"node"},
+    gpuledger_enricher.podwatch.pod_metrics.PENDING_GPU_PODS: {"namespace"},
+    gpuledger_enricher.podwatch.pod_metrics.PENDING_GPUS: {"namespace"},
+}
+"""The only central metrics with names. The alert on an unresponsive node needs the node's name, and
+such a node's own page cannot give it. Pods that wait for a node are on no node's page."""
 ACTIONS = {"receive": 1, "send": 2}
 """The column of the table that has an operation's topics."""
 
@@ -86,12 +90,12 @@ def test_groups_and_transactional_ids_are_those_of_the_components() -> None:
 @pytest.mark.parametrize("module", CENTRAL, ids=lambda module: module.__name__)
 def test_only_the_agents_metrics_page_names_nodes_pods_or_users_of_gpus(module: ModuleType) -> None:
     assert "No names of pods or users of GPUs. Only the join names nodes" in HARDENING
+    assert "only podwatch names namespaces (of pods that wait for GPUs)" in HARDENING
     families = [value for value in vars(module).values() if isinstance(value, MetricWrapperBase)]
     labels = {
         label
         for family in families
-        if family is not NAMES_NODES
-        for label in family._labelnames  # noqa: SLF001  # a family has labels only with series
+        for label in {*family._labelnames} - NAMES.get(family, set())  # noqa: SLF001  # a family has labels only with series
     }
 
     assert families

@@ -2,10 +2,11 @@
 
 These are pods with a node, pods that wait for a node, nodes, and namespaces.
 
-Pure. All other code of podwatch works for any kind and takes an `ObjectKind` of this module.
+Pure, apart from their metrics. All other code of podwatch works for any kind and takes an
+`ObjectKind` of this module.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, cast
 
@@ -23,6 +24,7 @@ from gpuledger_enricher.podwatch.decode import (
     PendingPodReader,
     PodReader,
 )
+from gpuledger_enricher.podwatch.pod_metrics import measure_pending_pods
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_enricher.watched_records import PodSharing, RecordT, with_known_version
 
@@ -73,6 +75,8 @@ class ObjectKind(Generic[RecordT]):
     """Parameters of lists and watches that select objects."""
     is_metadata_only: bool = True
     """Whether spec and status are not needed, so that only metadata is requested."""
+    measure: Callable[[Iterable[RecordT]], None] = lambda _: None
+    """Sets the metrics of this kind only, given all objects that exist."""
     watermark_component: str | None = None
     """Component in the watermarks of the topic, unique to this kind; `None` without watermarks."""
 
@@ -145,6 +149,7 @@ PENDING_POD: Final = ObjectKind(
     # The server sends a pod as DELETED when it is bound to a node, ends, or is deleted.
     selector={"fieldSelector": "spec.nodeName=,status.phase=Pending"},
     is_metadata_only=False,
+    measure=measure_pending_pods,
 )
 NODE: Final = ObjectKind(
     name="node",

@@ -1,12 +1,16 @@
-"""The metrics of podwatch; other modules set their values.
+"""The metrics of podwatch; other modules set the values of most of them.
 
 The label `kind` is the kind of object: `pod`, `pending_pod`, `node` or `namespace`.
 """
 
+from collections import Counter as Counts
+from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from gpuledger.pod_requests import requested_amounts
+from gpuledger.records import PendingPodRecord
 from gpuledger.runtime.process_metrics import count_from_zero
 
 KINDS: Final = ("pod", "pending_pod", "node", "namespace")
@@ -19,6 +23,18 @@ OBJECTS: Final = Gauge(
     ["kind"],
 )
 count_from_zero(OBJECTS, kind=KINDS)
+PENDING_GPU_PODS: Final = Gauge(
+    "gpuledger_podwatch_pending_gpu_pods",
+    "Number of pods that request GPUs and wait for a node, by namespace and reason:"
+    " `Unschedulable`, `SchedulingGated` or `other`.",
+    ["namespace", "reason"],
+)
+PENDING_GPUS: Final = Gauge(
+    "gpuledger_podwatch_pending_gpus",
+    "Number of GPUs that these pods request as `nvidia.com/gpu`, by namespace and reason; MIG"
+    " instances, parts of GPUs and claims do not count.",
+    ["namespace", "reason"],
+)
 EVENTS: Final = Counter(
     "gpuledger_podwatch_events",
     "Total number of watch events, by kind of object and type: `ADDED`, `MODIFIED`, `DELETED`,"
@@ -133,6 +149,29 @@ LEASE_FAILURES: Final = Counter(
     "Total number of failed attempts to acquire or renew the Lease, because the API server did not"
     " answer or refused.",
 )
+
+
+_REASONS: Final = ("Unschedulable", "SchedulingGated")
+_shown: Final[set[tuple[str, str]]] = set()
+"""Namespaces and reasons of the pods that waited at the last measurement."""
+
+
+def measure_pending_pods(pods: Iterable[PendingPodRecord]) -> None:
+    """Count the pods that wait, and remove the series of namespaces in which none waits."""
+    counts, gpus = Counts[tuple[str, str]](), Counts[tuple[str, str]]()
+    for pod in pods:
+        # Other reasons are texts of any scheduler, so they must not become label values.
+        key = pod.namespace, pod.reason if pod.reason in _REASONS else "other"
+        counts[key] += 1
+        gpus[key] += requested_amounts(pod.containers).get("nvidia.com/gpu", 0)
+    for key in _shown - counts.keys():
+        PENDING_GPU_PODS.remove(*key)
+        PENDING_GPUS.remove(*key)
+    _shown.clear()
+    _shown.update(counts)
+    for key, count in counts.items():
+        PENDING_GPU_PODS.labels(*key).set(count)
+        PENDING_GPUS.labels(*key).set(gpus[key])
 
 
 def count_cluster_from_zero(cluster: str) -> None:

@@ -116,6 +116,7 @@ class PodWatch:
             # The leader counts the same objects, so a sum over both would count them twice.
             pod_metrics.OBJECTS.labels(kind=kind.name).set(0)
             pod_metrics.UNPUBLISHED.labels(kind=kind.name).set(0)
+            kind.measure(())
             if kind.watermark_component is not None:
                 pod_metrics.WATERMARK_TIMESTAMP.labels(
                     cluster=self.settings.cluster, kind=kind.name

@@ -233,6 +233,7 @@ class RecordPublisher(Generic[RecordT]):
         """
         pod_metrics.OBJECTS.labels(kind=self._kind.name).set(len(self._table))
         pod_metrics.UNPUBLISHED.labels(kind=self._kind.name).set(self._table.unpublished)
+        self._kind.measure(self._table)
 
     async def run(self) -> None:
         """Publish until cancelled; replace a failed producer after a pause."""

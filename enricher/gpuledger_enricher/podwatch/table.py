@@ -12,7 +12,7 @@ not renewed, and consumers see that it does not advance.
 Pure except for the clock that is passed in; no function waits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Final, Generic, NamedTuple
@@ -76,6 +76,10 @@ class ObjectTable(Generic[RecordT]):
 
     def __len__(self) -> int:
         return len(self._alive)
+
+    def __iter__(self) -> Iterator[RecordT]:
+        """Yield the objects that exist."""
+        return iter(self._alive.values())
 
     @property
     def unpublished(self) -> int:

@@ -76,7 +76,7 @@ class RemoteCluster:
         self._publish_uids()
 
     async def bind_pod(self, namespace: str, name: str, node: str) -> None:
-        """Assign a pod to its node, as a scheduler does."""
+        """Assign a pod to its node like a scheduler."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}}

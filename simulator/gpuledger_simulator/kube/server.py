@@ -220,10 +220,10 @@ class Cluster(Protocol):
         """Create a pod; `pod_key` is its namespace and name."""
 
     async def bind_pod(self, namespace: str, name: str, node: str) -> None:
-        """Assign a pod to its node, as a scheduler does."""
+        """Assign a pod to its node like a scheduler."""
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
-        """Write a part of a pod's status, as its kubelet or a scheduler does."""
+        """Write a part of a pod's status, like its kubelet or a scheduler."""
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
         """Delete a pod, or mark it as terminating if the grace period is not zero."""

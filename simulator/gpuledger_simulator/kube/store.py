@@ -266,7 +266,7 @@ def patch_status(collection: Collection, key: Key, patch: Json) -> Json:
 
 
 def bind_pod(collection: Collection, key: Key, node: str, *, time_ns: int) -> Json:
-    """Assign a pod to a node, as a scheduler does.
+    """Assign a pod to a node, like a scheduler.
 
     Raise `ApiError` 404 if the pod does not exist and 409 if it has a node.
     """

@@ -16,6 +16,11 @@ from gpuledger.records.bounds import MAX_SENTENCE_LENGTH
 from gpuledger.runtime import Readiness
 from gpuledger_enricher.podwatch.decode import PendingPodReader
 from gpuledger_enricher.podwatch.kinds import PENDING_POD
+from gpuledger_enricher.podwatch.pod_metrics import (
+    PENDING_GPU_PODS,
+    PENDING_GPUS,
+    measure_pending_pods,
+)
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger_enricher.podwatch.publish import encode_bounded
 from gpuledger_enricher.podwatch.table import ObjectTable
@@ -214,6 +219,68 @@ def test_a_change_of_only_the_schedulers_message_is_not_published(
     (end,) = table.batch(10)
     assert end.record
     assert (end.record.message, end.record.left_time_ns) == (after.message, 2)
+
+
+def gauges() -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the number of pods and of GPUs by namespace and reason."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for metric in (PENDING_GPU_PODS, PENDING_GPUS):
+        for family in metric.collect():
+            for sample in family.samples:
+                key = sample.labels["namespace"], sample.labels["reason"]
+                found.setdefault(key, []).append(sample.value)
+    return {key: (pods, gpus) for key, (pods, gpus) in found.items()}
+
+
+def test_pods_and_gpus_that_wait_are_counted_by_namespace_and_known_reason() -> None:
+    def one(namespace: str, reason: str | None, *amounts: dict[str, int]) -> PendingPodRecord:
+        containers = [
+            PendingContainer(name="c", requested=ContainerRequest(resources=each))
+            for each in amounts
+        ]
+        return PendingPodRecord(
+            cluster="default",
+            uid="u",
+            namespace=namespace,
+            name="p",
+            labels={},
+            containers=containers,
+            reason=reason,
+            created_time_ns=1,
+            resource_version="1",
+        )
+
+    gpu, mig = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+    pods = [
+        one("red", "Unschedulable", {gpu: 8}, {gpu: 1}),
+        one("red", "Unschedulable", {mig: 2}),
+        one("red", "SchedulingGated", {gpu: 1}),
+        one("blue", None, {gpu: 1}),
+        one("blue", "tenant-chosen", {gpu: 2}),
+    ]
+
+    measure_pending_pods(pods)
+
+    assert gauges() == {
+        ("red", "Unschedulable"): (2, 9),
+        ("red", "SchedulingGated"): (1, 1),
+        ("blue", "other"): (2, 3),
+    }
+    measure_pending_pods(pods[:1])
+    assert gauges() == {("red", "Unschedulable"): (1, 9)}
+    measure_pending_pods(())
+    assert gauges() == {}
+
+
+async def test_a_pod_is_counted_while_it_waits(cluster: SimulatedCluster) -> None:
+    bus, settings = MemoryBus(), settings_of(cluster)
+    await cluster.create_pod("train", node=None, gpus=4)
+    async with running(bus=bus, settings=settings, readiness=Readiness(), clock=StillClock()):
+        await soon(lambda: gauges() == {(cluster.namespace, "other"): (1, 4)})
+        await cluster.refuse("train", reason="Unschedulable", message=busy(4))
+        await soon(lambda: gauges() == {(cluster.namespace, "Unschedulable"): (1, 4)})
+        await cluster.bind("train")
+        await soon(lambda: gauges() == {})
 
 
 @pytest.fixture
