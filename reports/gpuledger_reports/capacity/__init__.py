@@ -1,0 +1,1 @@
+"""Capacity planning: what a fleet has, what is wasted, and what it will need."""
