@@ -38,7 +38,8 @@ _MEASURED_DAYS: Final = 56
 _STEP: Final = 0.01
 """How fast a band adapts to its misses; gamma in the literature.
 
-Of 0, 0.01, 0.02 and 0.05, this one came closest to 80 % on two traces (tests/data/traces)."""
+The value is the one of 0, 0.01, 0.02 and 0.05 whose bands held the nearest to 80 % on two traces
+(tests/data/traces)."""
 
 Method = Callable[[Sequence[float], int], list[float]]
 _Limits = tuple[float, float]

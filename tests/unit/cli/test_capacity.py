@@ -1,0 +1,71 @@
+"""`gpuledger capacity forecast` on a store: its formats, its exit codes and its mistakes."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuledger_cli.command import main
+from tests.tables import for_each
+from tests.unit.reports.stores import BEGIN_US, HOUR_US, allocated, write_store
+
+DAYS = 29
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a month in which pods had one of two GPUs, by turns."""
+    usage = [
+        {**row, "event_date": (BEGIN_US + hour * HOUR_US) // 86_400_000_000}
+        for hour in range(DAYS * 24)
+        for row in (
+            allocated(hour, "train" if hour // 24 % 7 < 5 else None),
+            allocated(hour, None, gpu="GPU-b"),
+        )
+    ]
+    return write_store(tmp_path_factory.mktemp("store"), usage_hourly=usage)
+
+
+def test_the_table_and_the_files_show_the_same_forecast(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for output in ("table", "csv", "json"):
+        arguments = ["capacity", "forecast", "--store", store, "--horizon", "1d"]
+        assert main([*arguments, "--format", output]) == 0
+        shown[output] = capsys.readouterr().out
+    (row,) = json.loads(shown["json"])
+    (line,) = csv.DictReader(io.StringIO(shown["csv"]))
+    assert (row["model"], row["gpus"], row["method"]) == ("H100", 2.0, line["method"])
+    assert line["expected"] == str(row["expected"])
+    assert row["method"] in shown["table"]
+    assert "> 1" in shown["table"]
+
+
+def test_without_enough_history_the_exit_code_and_the_note_say_so(
+    store: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "forecast.json"
+    arguments = ["capacity", "forecast", "--store", store, "--format", "json"]
+    assert main([*arguments, "--output", str(output)]) == 4
+    (row,) = json.loads(output.read_text())
+    assert row["note"] == "too short a history; 55 days are needed"
+
+
+@for_each(
+    "option, value, message",
+    [
+        ("--by", "modle", "--by: unknown dimension 'modle'; did you mean model?"),
+        ("--by", ",", "--by: empty; choose from cluster"),
+        ("--horizon", "36h", "--horizon: invalid duration '36h'; it must be whole days"),
+        ("--horizon", "500d", "--horizon: '500d' is longer than 366 days"),
+        ("--format", "xml", "--format"),
+    ],
+)
+def test_a_mistake_is_named_with_its_option(
+    store: str, capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    assert main(["capacity", "forecast", "--store", store, option, value]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""What is shown of a group's forecast, beside its GPUs."""
+
+import pytest
+
+from gpuledger_reports.capacity.demand import Demand
+from gpuledger_reports.capacity.forecasting import DAY, WEEK
+from gpuledger_reports.capacity.outlook import COLUMNS, find_outlook
+
+WEEKS = 12
+FULL = ("full_days_p10", "full_days_p50", "full_days_p90")
+
+
+def demand(allocated: list[float], gpus: float = 10.0) -> Demand:
+    return Demand(
+        key=("prod", "H100"),
+        first_hour=0,
+        allocated=tuple(allocated),
+        gpus=gpus,
+        filled_hours=0,
+        unknown_hours=0.0,
+    )
+
+
+def test_a_steady_demand_is_never_full_and_needs_no_band() -> None:
+    found = find_outlook(demand([4.0] * WEEKS * WEEK), ("cluster", "model"), days=7)
+    assert list(found) == ["cluster", "model", *COLUMNS]
+    assert (found["cluster"], found["model"], found["gpus"]) == ("prod", "H100", 10.0)
+    assert found["demand"] == found["expected"] == found["low_80"] == found["high_95"] == 4.0
+    assert [found[name] for name in FULL] == [None, None, None]
+    assert found["note"] is None
+
+
+def test_a_fleet_that_is_allocated_as_a_whole_is_full_today() -> None:
+    found = find_outlook(demand([10.0] * WEEKS * WEEK), ("cluster", "model"), days=7)
+    assert [found[name] for name in FULL] == [0.0, 0.0, 0.0]
+
+
+def test_gpus_for_others_bring_the_end_nearer() -> None:
+    growing = demand([hour / WEEK for hour in range(WEEKS * WEEK)], gpus=13.0)
+    later, sooner = (
+        find_outlook(growing, ("cluster", "model"), days=7, added_gpus=added)
+        for added in (0.0, -0.5)
+    )
+    assert (later["gpus"], sooner["gpus"]) == (13.0, 12.5)
+    assert sooner["full_days_p50"] == pytest.approx(3.5, abs=1.0)
+    assert later["full_days_p50"] is None or later["full_days_p50"] > sooner["full_days_p50"]
+
+
+def test_a_short_history_is_not_forecast_and_the_note_states_what_is_needed() -> None:
+    found = find_outlook(demand([4.0] * 30 * DAY), ("cluster", "model"), days=7)
+    assert found["note"] == "too short a history; 34 days are needed"
+    assert found["history_days"] == 30
+    assert found["method"] is found["expected"] is found["full_days_p50"] is None
