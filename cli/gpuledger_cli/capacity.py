@@ -56,12 +56,12 @@ _HEADINGS: Final[Mapping[str, str]] = {
     name="forecast",
     help_format="plaintext",
     help_epilogue=epilogue(
-        "Demand is the number of GPUs that are allocated to pods and jobs, as a mean of hours;"
-        " pods that wait for GPUs are not included. Each group of GPUs is forecast by the method"
+        "Demand is the mean number of GPUs that are allocated to pods and jobs. Pods that wait for"
+        " GPUs are not included. Each group of GPUs is forecast by the method"
         " that was better in its past: `weekly_profile` (the usual week, and how the last day"
         " differs from it) or `seasonal_naive` (the last week again). Expected demand and bands are"
-        " means of the last seven days of the horizon. `Full in days` is when demand"
-        " reaches the GPUs of the last day: with P10, one of ten possible futures is full by then. `Error` is"
+        " means of the last seven days of the horizon. `Full in days` is when demand reaches the"
+        " GPUs of the last day: with P10, one of ten possible futures is full by then. `Error` is"
         " the mean absolute error of past forecasts in GPUs, and `80 % held` the share of hours"
         " that lay within past bands of 80 %.",
         examples={
