@@ -250,7 +250,7 @@ class Allocations:
         """Whether the last list from `current` may be incomplete.
 
         The list may be incomplete if the kubelet has not responded or its last response is too old,
-        or if the shares of some pods are only in annotations that were never read. On a node
+        or if the shares of some pods may be only in annotations that were not read. On a node
         without a kubelet (`kubelet.enabled` is `auto`, and the socket never existed), it is
         complete.
         """

@@ -66,17 +66,18 @@ class PodShares:
             self.stated = stated
 
     def are_unknown(self, merged: Merged) -> bool:
-        """Return whether pods may have shares in annotations that were never read.
+        """Return whether pods may have shares in annotations that were not read.
 
-        The last response stays in use during an outage.
+        If queries fail or pods have changed since the last response, it may lack such shares. They
+        matter only if the node has a container whose share is unknown, or a reserved GPU.
         """
-        return bool(self._sources and self.stated is None and (merged.unnamed or merged.reserved))
+        may_lack = self.stated is None or self._is_pending or self._is_failing
+        return bool(self._sources and may_lack and (merged.unnamed or merged.reserved))
 
     def report(self, merged: Merged) -> None:
         """Set the check; call it in each tick, because the state of the queries changes too."""
-        is_failing = self._pod_list_check is not None and self._pod_list_check.has_failed
         # Devices and annotations of a new pod do not arrive at the same time.
-        if self._is_pending and not is_failing:
+        if self._is_pending and not self._is_failing:
             return
         if problems := [*self._missing(merged), *merged.problems]:
             shown = "; ".join(
@@ -87,6 +88,10 @@ class PodShares:
             self._check.failed(f"{shown}; and {more} more" if more > 0 else shown)
         else:
             self._check.ok(f"{merged.stated_count} allocations are stated by annotations of pods")
+
+    @property
+    def _is_failing(self) -> bool:
+        return self._pod_list_check is not None and self._pod_list_check.has_failed
 
     def _missing(self, merged: Merged) -> list[str]:
         """Return why annotations that the node needs are unknown; empty if none are missing."""

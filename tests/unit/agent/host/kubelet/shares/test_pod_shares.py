@@ -202,6 +202,32 @@ def test_allocations_are_unknown_until_annotations_that_the_node_needs_are_read(
     bench.queries.failed("HTTP 403: grant nodes/pods")
     assert bench.are_unknown(*assigned) == are_needed
     bench.shares.take_pods([])
+    bench.queries.ok("the kubelet lists the node's pods")
+    assert not bench.are_unknown(*assigned)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "are_needed"),
+    [([COUNTED], True), ([RESERVED], True), ([NAMED], False), ([], False)],
+    ids=["counted ids", "a reserved GPU", "a named GPU", "no GPU"],
+)
+def test_allocations_are_unknown_while_the_annotations_that_the_node_needs_may_be_outdated(
+    assigned: list[DeviceAssignment], *, are_needed: bool
+) -> None:
+    bench = Bench()
+    bench.shares.take_pods([])
+    bench.queries.failed("HTTP 403: grant nodes/pods")
+    assert bench.are_unknown(*assigned) == are_needed, "as after a restart"
+    bench.queries.ok("the kubelet lists the node's pods")
+    assert not bench.are_unknown(*assigned)
+    bench.shares.request_soon()
+    assert bench.are_unknown(*assigned) == are_needed, "a pod is new"
+    bench.shares.begin_query()
+    bench.shares.request_soon()
+    bench.shares.take_pods([])
+    assert bench.are_unknown(*assigned) == are_needed, "another pod is newer than the query"
+    bench.shares.begin_query()
+    bench.shares.take_pods([])
     assert not bench.are_unknown(*assigned)
 
 
