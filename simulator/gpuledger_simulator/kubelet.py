@@ -64,7 +64,16 @@ class SimulatedKubelet:
         self._uid_of = uid_of
 
     def listed_pods(self) -> list[PlannedPod]:
-        """Return the pods that the kubelet lists now."""
+        """Return the pods that the kubelet lists now, at most one of each name.
+
+        The API server deletes a pod before it creates the next one of the name, and the kubelet
+        removes it from its list before it adds the next one.
+        """
+        kept = sorted(self._kept_pods(), key=lambda pod: pod.start_ns)
+        return list({(pod.spec.namespace, pod.spec.name): pod for pod in kept}.values())
+
+    def _kept_pods(self) -> list[PlannedPod]:
+        """Return the pods whose logs exist now."""
         now_ns = self._clock.time_ns() - self._epoch_ns
         return [
             pod
@@ -90,8 +99,7 @@ class SimulatedKubelet:
     def pod_folders(self) -> list[str]:
         """Return the current directory names in `/var/log/pods`."""
         return [
-            f"{pod.spec.namespace}_{pod.spec.name}_{self._uid_of(pod)}"
-            for pod in self.listed_pods()
+            f"{pod.spec.namespace}_{pod.spec.name}_{self._uid_of(pod)}" for pod in self._kept_pods()
         ]
 
     def has_cgroup(self, uid: str) -> bool:
@@ -101,13 +109,13 @@ class SimulatedKubelet:
     def pod_cgroups(self) -> list[str]:
         """Return the names of the pods' current cgroups."""
         now_ns = self._clock.time_ns() - self._epoch_ns
-        return [f"pod{self._uid_of(pod)}" for pod in self.listed_pods() if now_ns < pod.end_ns]
+        return [f"pod{self._uid_of(pod)}" for pod in self._kept_pods() if now_ns < pod.end_ns]
 
     def log_names(self) -> list[str]:
         """Return the current link names in `/var/log/containers`."""
         return [
             f"{pod.spec.name}_{pod.spec.namespace}_{name}-{container_id}.log"
-            for pod in self.listed_pods()
+            for pod in self._kept_pods()
             for name, container_id in pod.container_ids.items()
         ]
 

@@ -322,8 +322,8 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     driver: DriverModel = DriverModel()
     """How the driver reports readings."""
     ended_pods_listed_seconds: Seconds = 5.0
-    """Time for which the kubelet lists a pod after its end. Real kubelets list it until it is
-    deleted, which may take days."""
+    """Time for which the kubelet lists a pod after its end, at most until the next pod of its name
+    starts. Real kubelets list it until it is deleted, which may take days."""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -166,6 +166,19 @@ async def test_a_pod_is_listed_from_its_start_until_some_time_after_its_end() ->
     assert listed == [False, True, True, False]
 
 
+async def test_an_ended_pod_is_listed_at_most_until_the_next_one_of_its_name_starts() -> None:
+    """Its log directory remains."""
+    scenario = container(devices=[{"gpu": 0}])
+    scenario["nodes"][0]["ended_pods_listed_seconds"] = 600
+    first = scenario["pods"][0] | {"end_seconds": 20}
+    following = first | {"start_seconds": 25, "end_seconds": 60}
+    scenario["pods"] = [first, following | {"containers": container()["pods"][0]["containers"]}]
+    for seconds, listed, logs in ((24, 1, 1), (26, 0, 2)):
+        node = simulate(scenario, at_seconds=seconds)
+        assert len(await allocated(node)) == listed
+        assert len(node.kubelet.pod_folders()) == logs
+
+
 def test_the_names_of_log_files_identify_the_containers(tmp_path: Path) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
