@@ -35,7 +35,6 @@ from gpuledger_agent.host.node_pods import (
     ContainerNames,
     HasCgroup,
     ListNames,
-    Namesakes,
     PodChanges,
     PodEnds,
     PodFolders,
@@ -362,16 +361,13 @@ class AgentContext:
             check=self._readiness.check("allocations", severity=CheckSeverity.WARNING),
             pod_list_check=self._pod_list_check if wants_shares else None,
         )
-        ends = PodEnds(host.pod_folders)
         return Allocations(
             kubelet=host.kubelet,
             clock=host.clock,
             check=self._readiness.check("kubelet", severity=CheckSeverity.WARNING),
             backoff=Backoff(),
             settings=settings,
-            find_ended=ends.find_ended,
-            is_running=ends.is_running,
-            namesakes=Namesakes(host.pod_folders),
+            ends=PodEnds(host.pod_folders),
             have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
             shares=self._shares,
         )

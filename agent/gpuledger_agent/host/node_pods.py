@@ -14,10 +14,9 @@ Only the names are read; the files' contents belong to root and are not needed.
   in `/var/log/pods` contain a pod's name and UID, and the name of a pod's cgroup contains the UID
   (`PodCgroups`). The kubelet creates the cgroup before the directory. If a pod has a directory, but
   no cgroup for any of its UIDs, it has therefore ended, even if it ended before the agent started.
-  In two cases this is uncertain, and the pod counts as running: the pod has no directory, or the
-  node shows no pod cgroups and this pod's cgroup was never seen.
-- `Namesakes` finds ended pods if the kubelet's list has several pods of one name, because a pod may
-  be recreated with the same name while the kubelet still lists the former pod.
+  If this is uncertain, the pod counts as running. It is uncertain if the pod has no directory, if
+  its name may have been reused, or if the node shows no pod cgroups and this pod's cgroup was never
+  seen.
 - `PodUids` finds a pod's UID by the pod's name, in the same directory names. If a name is reused,
   as by a StatefulSet, the former pod's directory exists for a while next to the new one. The UID
   that has a cgroup is then used; if several have a cgroup, the UID remains ambiguous.
@@ -25,8 +24,7 @@ Only the names are read; the files' contents belong to root and are not needed.
 
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
@@ -129,10 +127,11 @@ class ContainerNames:
         self._names = found
 
 
-# A static pod has a configuration hash instead of a UID, in its cgroup's name as well.
+# A static pod has a configuration hash instead of a UID, in its cgroup's name as well. In the name
+# of a slice, a UID has underscores, because systemd nests slices at dashes.
+_UID: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}")
 _FOLDER: Final = re.compile(
-    r"(?P<namespace>[-a-z0-9]+)_(?P<pod>[-.a-z0-9]+)"
-    r"_(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
+    rf"(?P<namespace>[-a-z0-9]+)_(?P<pod>[-.a-z0-9]+)_(?P<uid>{_UID.pattern})"
 )
 # Shorter than a sampling interval of 1 s, because two ticks may be slightly closer than that.
 _CHECK_NS: Final = NS_PER_SECOND // 2
@@ -194,7 +193,6 @@ class PodCgroups:
         return [name for list_names in self._list_parents for name in list_names() if "pod" in name]
 
     def _candidates(self, uid: str) -> list[str]:
-        # systemd nests slices at dashes, so the dashes of a UID are written as underscores.
         pod = f"pod{uid.replace('-', '_')}.slice"
         slices = [f"kubepods.slice/kubepods-{pod}"]
         slices += [f"kubepods.slice/kubepods-{qos}.slice/kubepods-{qos}-{pod}" for qos in _CLASSES]
@@ -238,6 +236,7 @@ class PodFolders:
         """Takes a pod's UID and returns whether the pod has a cgroup now."""
         self._clock = clock
         self._uids: dict[PodName, list[str]] = {}
+        self._cgroups: Sequence[str] = ()
         self._checked_ns: int | None = None
         self.shows_cgroups = False
         """Whether any pod's cgroup is visible; a pod without a cgroup has then ended. If cgroups
@@ -249,8 +248,13 @@ class PodFolders:
         now_ns = self._clock.monotonic_ns()
         if self._checked_ns is not None and now_ns - self._checked_ns < _CHECK_NS:
             return
-        self._checked_ns = now_ns
-        self.shows_cgroups = any(True for _ in self._list_cgroups())
+        self.read()
+
+    def read(self) -> None:
+        """Read the names again."""
+        self._checked_ns = self._clock.monotonic_ns()
+        self._cgroups = list(islice(self._list_cgroups(), MAX_NAMES))
+        self.shows_cgroups = bool(self._cgroups)
         self._uids = {}
         for pod, uid in read_folders(self._list_folders):
             self._uids.setdefault(pod, []).append(uid)
@@ -259,15 +263,68 @@ class PodFolders:
         """Return the UIDs of all pods with this name that had a log directory at the last check."""
         return self._uids.get(pod, [])
 
+    def uids_with_cgroup(self) -> set[str]:
+        """Return the UIDs of all pods that had a cgroup at the last check."""
+        found = (_UID.search(name) for name in self._cgroups)
+        return {match[0].replace("_", "-") for match in found if match}
+
+    def uids_with_folder(self) -> set[str]:
+        """Return the UIDs of all pods that had a log directory at the last check."""
+        return {uid for uids in self._uids.values() for uid in uids}
+
 
 class PodEnds:
-    """Finds the pods that have ended although the kubelet still lists them; called in each tick."""
+    """Finds the pods that have ended although the kubelet still lists them; called in each tick.
+
+    The kubelet lists at most one pod of a name, without its UID. If a name is reused, as by a
+    StatefulSet, the listed pod may be the next one, which has a cgroup, but no directory before its
+    volumes are mounted. A name therefore does not count as ended while such a cgroup may belong to
+    it. If a response has at least as many new names as there are new UIDs, the new UIDs belong to
+    these names. Otherwise, they may belong to any name, because the list does not show that a name
+    is reused.
+    """
 
     def __init__(self, folders: PodFolders) -> None:
         """Start without pods; `folders` finds the pods' log directories and cgroups."""
         self._folders = folders
         self._uids: dict[PodName, dict[str, bool]] = {}
         """The UIDs of each pod name, each with whether its cgroup was ever seen."""
+        self._listed: AbstractSet[PodName] | None = None
+        """The pods in the last response; `None` before the first one."""
+        self._names: dict[str, AbstractSet[PodName]] = {}
+        """The names that each pod without a directory may have, by UID."""
+        self._found: set[str] = set()
+        """All UIDs when the query of the last response began."""
+        self._found_now: set[str] = set()
+        """All UIDs when the last query began."""
+        self._without_folder: set[str] = set()
+        """Those of them without a directory."""
+
+    @property
+    def shows_cgroups(self) -> bool:
+        """Whether any pod's cgroup is visible; otherwise few pods can be found to have ended."""
+        return self._folders.shows_cgroups
+
+    def begin_query(self) -> None:
+        """Record that a query begins. Its response contains every pod that has a cgroup now."""
+        self._folders.read()
+        with_folder = self._folders.uids_with_folder()
+        self._found_now = self._folders.uids_with_cgroup() | with_folder
+        self._without_folder = self._found_now - with_folder
+        if self._listed is None:
+            self._found = with_folder
+
+    def learn(self, listed: AbstractSet[PodName]) -> None:
+        """Learn from a response which names new pods may have; `listed` contains all its pods."""
+        before = self._listed
+        if before is None:
+            # When the agent starts, all pods without a running UID may be new.
+            before = {pod for pod in listed if self._has_cgroup(pod)}
+        new_pods = listed - before
+        new_uids = self._found_now - self._found
+        names = new_pods if len(new_uids) <= len(new_pods) else listed
+        self._names = {uid: self._names.get(uid, names) for uid in self._without_folder}
+        self._listed, self._found = listed, self._found_now
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
         """Return which of the given pods have certainly ended.
@@ -284,7 +341,11 @@ class PodEnds:
         for pod, uids in self._uids.items():
             for uid in self._folders.uids_of(pod):
                 uids.setdefault(uid, False)
+        silent = silent.difference(*self._names.values())
         return {pod for pod in silent if not self.is_running(pod) and self._is_over(pod)}
+
+    def _has_cgroup(self, pod: PodName) -> bool:
+        return any(map(self._folders.has_cgroup, self._folders.uids_of(pod)))
 
     def _is_over(self, pod: PodName) -> bool:
         """Return whether a pod that has no cgroup now certainly had one before, so that it ended.
@@ -304,123 +365,6 @@ class PodEnds:
                 uids[uid] = True
                 return True
         return False
-
-
-class Namesakes:
-    """Finds the ended ones among pods of one name, if the kubelet lists several such pods.
-
-    The list contains no UIDs. If it has one pod of a name, and one pod of this name runs, they are
-    the same pod, so the pod with this UID has these devices. If another pod of the name starts, its
-    devices are those that no known pod has. A pod in the list whose UID remains unknown counts as
-    running. UIDs remain unknown if the agent started later, or if several pods of the name started
-    between two responses.
-    """
-
-    def __init__(self, folders: PodFolders) -> None:
-        """Start without pods; `folders` finds the pods' log directories and cgroups."""
-        self._folders = folders
-        self._devices: dict[PodName, dict[str, AbstractSet[object]]] = {}
-        """The devices of each pod whose UID is known, by the pod's name and UID."""
-        self._running: dict[PodName, set[str]] = {}
-        """The UIDs of the pods that ran at the previous response."""
-        self._found: dict[PodName, set[str]] = {}
-        """The UIDs of the pods that had a log directory at the previous response."""
-        self._unlisted: dict[PodName, set[str]] = {}
-        """The UIDs of ended pods that the kubelet no longer lists."""
-
-    @property
-    def shows_cgroups(self) -> bool:
-        """Whether any pod's cgroup is visible; otherwise pods cannot be found to have ended."""
-        return self._folders.shows_cgroups
-
-    def learn(self, listed: Sequence[tuple[PodName, AbstractSet[object]]]) -> None:
-        """Learn the UIDs of pods from a response; names that it does not contain are forgotten.
-
-        `listed` contains the name and the devices of each pod.
-        """
-        self._folders.check()
-        by_name: dict[PodName, list[AbstractSet[object]]] = {}
-        for name, devices in listed:
-            by_name.setdefault(name, []).append(devices)
-        ran, self._running = self._running, {}
-        found, self._found = self._found, {}
-        unlisted, self._unlisted = self._unlisted, {}
-        known, self._devices = self._devices, {}
-        for name, lists in by_name.items():
-            uids = set(self._folders.uids_of(name))
-            running = {uid for uid in uids if self._folders.has_cgroup(uid)}
-            before, gone = known.get(name, {}), unlisted.get(name, set()) & uids
-            assigned = _assign(
-                lists,
-                before,
-                # A pod that started after the request may be missing from the response.
-                running=running & ran.get(name, running),
-                may_be_listed=(uids | before.keys()) - gone,
-            )
-            ended = set(before)
-            if len(lists) == 1 and assigned:
-                # The kubelet lists only this pod, so it no longer lists the pods found before.
-                ended |= uids & found.get(name, uids)
-            self._running[name], self._found[name], self._devices[name] = running, uids, assigned
-            self._unlisted[name] = gone | (ended - assigned.keys() - running)
-
-    def find_ended_positions(
-        self, listed: Sequence[tuple[PodName, AbstractSet[object]]]
-    ) -> frozenset[int]:
-        """Return the positions of the pods that have ended.
-
-        A pod that is the only one of its name is not among them; `PodEnds` finds it. A running pod
-        may have the devices of an ended one. Therefore, pods of a name count as ended only if the
-        list still has a pod with devices for each other pod of this name that it may contain. Pods
-        without devices do not count, because the kubelet may list an ended pod without devices.
-        """
-        self._folders.check()
-        found: set[int] = set()
-        if not self._folders.shows_cgroups:
-            return frozenset()
-        counts = Counter(name for name, _ in listed)
-        for name in (name for name, count in counts.items() if count > 1):
-            known = self._devices.get(name, {})
-            ended_uids = {uid for uid in known if not self._folders.has_cgroup(uid)}
-            may_be_listed = {*known, *self._folders.uids_of(name)} - self._unlisted.get(name, set())
-            ended = [known[uid] for uid in ended_uids]
-            of_ended: set[int] = set()
-            others = 0
-            for position, (other, devices) in enumerate(listed):
-                if other == name and devices in ended:
-                    ended.remove(devices)
-                    of_ended.add(position)
-                elif other == name and devices:
-                    others += 1
-            if others >= len(may_be_listed - ended_uids):
-                found |= of_ended
-        return frozenset(found)
-
-
-def _assign(
-    lists: Sequence[AbstractSet[object]],
-    known: Mapping[str, AbstractSet[object]],
-    *,
-    running: AbstractSet[str],
-    may_be_listed: AbstractSet[str],
-) -> dict[str, AbstractSet[object]]:
-    """Return the devices of the pods of one name, by UID.
-
-    `lists` are the devices of the listed pods; `known` are those of pods known before. `running`
-    are the running pods that must be in the list, and `may_be_listed` all pods that it may contain.
-    A pod gets its devices only if they are certain.
-    """
-    if len(lists) == 1 and len(running) == 1:
-        return dict.fromkeys(running, lists[0])
-    left = list(lists)
-    assigned: dict[str, AbstractSet[object]] = {}
-    for uid, devices in known.items():
-        if devices in left:
-            left.remove(devices)
-            assigned[uid] = devices
-    new = may_be_listed - assigned.keys()
-    is_certain = len(left) == len(new) == 1 and new <= running
-    return assigned | dict.fromkeys(new, left[0]) if is_certain else assigned
 
 
 class PodUids:

@@ -42,7 +42,7 @@ from gpuledger_agent.host.kubelet.messages import (
 from gpuledger_agent.host.kubelet.shares.find import StatedPods
 from gpuledger_agent.host.kubelet.shares.merge import Merged, merge_allocations
 from gpuledger_agent.host.kubelet.shares.pod_shares import PodShares
-from gpuledger_agent.host.node_pods import Namesakes
+from gpuledger_agent.host.node_pods import PodEnds, PodName
 from gpuledger_agent.metrics import (
     ALLOCATIONS,
     ALLOCATIONS_UNRESOLVED,
@@ -129,12 +129,8 @@ change."""
 _log = structlog.get_logger(__name__)
 
 
-FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
-"""Takes pods, each as namespace and name, and returns the pods that have ended."""
-IsRunning = Callable[[tuple[str, str]], bool]
-"""Takes a pod's namespace and name, and returns whether the pod certainly runs."""
-_PodDevices = tuple[tuple[str, str], Sequence[DeviceAssignment]]
-"""A pod's namespace and name, and its devices."""
+_PodDevices = Mapping[PodName, Sequence[DeviceAssignment]]
+"""The devices of each pod."""
 HavePodsChanged = Callable[[], bool]
 """Returns whether pods were created or deleted on the node since the last call."""
 
@@ -159,23 +155,19 @@ class Allocations:
         check: Check,
         backoff: Backoff,
         settings: KubeletSettings,
-        find_ended: FindEnded = lambda _: frozenset(),
-        is_running: IsRunning = lambda _: False,
-        namesakes: Namesakes | None = None,
+        ends: PodEnds | None = None,
         have_pods_changed: HavePodsChanged = lambda: False,
         shares: PodShares | None = None,
     ) -> None:
         """Start without allocations.
 
-        `find_ended` and `namesakes` find ended pods that the kubelet still lists, and `is_running`
-        running pods that it does not list.
+        `ends` finds ended pods that the kubelet still lists, and running pods that it does not
+        list; without it, the list counts.
         `have_pods_changed` is called in each tick; if it returns true, the kubelet is queried.
         `shares` has the shares that annotations of pods state; without it, no pod reserves GPUs.
         """
         self._shares = shares
-        self._find_ended = find_ended
-        self._is_running = is_running
-        self._namesakes = namesakes
+        self._ends = ends
         self._have_pods_changed = have_pods_changed
         self._kubelet = kubelet
         self._clock = clock
@@ -196,17 +188,13 @@ class Allocations:
         self._is_absent = False
         """Whether the node counts as a node without a kubelet: `kubelet.enabled` is `auto`, and no
         query has found the socket."""
-        self._listed: list[_PodDevices] = []
-        """The pods in the last response that have GPUs, and the other pods of the same names, then
-        the pods that are missing from it (`_find_missing`)."""
+        self._listed: _PodDevices = {}
+        """The pods in the last response, then those that are missing from it (`_find_missing`)."""
         self._has_missing = False
-        self._ended: AbstractSet[int] = frozenset()
-        """The positions of ended pods in `_listed`."""
-        self._has_repeated_names = False
         self._assignments: Sequence[DeviceAssignment] = ()
-        """The devices of all entries of the kubelet's list whose pods have not ended."""
+        """The devices of all pods in `_listed`."""
         self._merged = Merged()
-        self._pods: AbstractSet[tuple[str, str]] = frozenset()
+        self._pods: AbstractSet[PodName] = frozenset()
         self._merged_from: _Facts | None = None
         self._is_logged = False
         self._allocatable: Sequence[ContainerDevices] = ()
@@ -237,6 +225,8 @@ class Allocations:
         self._is_wanted = False
         self._is_awaited = True
         self._requested_ns = now_ns
+        if self._ends:
+            self._ends.begin_query()
         self._done.clear()
         self._requested.set()
 
@@ -265,11 +255,10 @@ class Allocations:
         The list is empty if there is no response or the last response is too old. Callers must not
         change the list.
         """
-        self._leave_out_ended()
         self._merge_if_changed(devices)
         if self._shares:
             self._shares.report(self._merged)
-        ended = self._find_ended(self._pods)
+        ended = self._ends.find_ended(self._pods) if self._ends else ()
         if not ended:
             return self._merged.allocations
         return [
@@ -361,27 +350,23 @@ class Allocations:
                 pods = parse_answer(answer)
             except ValueError as error:
                 raise KubeletError("malformed", f"not a pod list: {error}") from error
-            found: list[_PodDevices] = [
-                ((pod.namespace, pod.name), find_assignments([pod], self._settings.resource_names))
-                for pod in pods
-            ]
+            found: dict[PodName, list[DeviceAssignment]] = {
+                (pod.namespace, pod.name): [] for pod in pods
+            }
+            for one in find_assignments(pods, self._settings.resource_names):
+                found[one.namespace, one.pod].append(one)
             missing = self._find_missing(found)
             self._has_missing = bool(missing)
-            found += missing
-            with_devices = {name for name, devices in found if devices}
-            # A pod without devices matters if another pod of the same name has some.
-            self._listed = [pod for pod in found if pod[0] in with_devices]
-            self._has_repeated_names = len(self._listed) > len(with_devices)
-            self._assignments = [one for _, devices in self._listed for one in devices]
-            self._ended = frozenset()
+            self._listed = {**found, **missing}
+            self._assignments = [one for devices in self._listed.values() for one in devices]
             self._answer = answer
-        if self._namesakes:
-            self._namesakes.learn([(name, frozenset(devices)) for name, devices in self._listed])
+        if self._ends:
+            self._ends.learn(self._listed.keys())
         self._answered_ns = self._clock.monotonic_ns()
         self._is_found = True
         KUBELET_ANSWERS.inc()
         count = sum(assignment.is_gpu_resource for assignment in self._assignments)
-        if count and self._namesakes and not self._namesakes.shows_cgroups:
+        if count and self._ends and not self._ends.shows_cgroups:
             self._check.failed(
                 f"{self._settings.cgroup_root} shows no cgroups of pods, so devices count as"
                 " allocated until the kubelet no longer lists them, even if their pods have ended;"
@@ -390,35 +375,23 @@ class Allocations:
         else:
             self._check.ok(f"{count} devices are allocated to containers")
 
-    def _find_missing(self, found: Sequence[_PodDevices]) -> list[_PodDevices]:
+    def _find_missing(self, found: _PodDevices) -> _PodDevices:
         """Return running pods that the response before had and this one does not, with devices.
 
         A kubelet that starts responds before it has read its pods from the API server: it then
         lists no pods, or only static ones. Devices that another pod has now are left out.
         """
-        listed = {name for name, _ in found}
-        taken = {(one.resource_name, one.device_id) for _, devices in found for one in devices}
-        missing = [
-            (name, [one for one in devices if (one.resource_name, one.device_id) not in taken])
-            for position, (name, devices) in enumerate(self._listed)
-            if name not in listed and position not in self._ended and self._is_running(name)
-        ]
-        return [(name, devices) for name, devices in missing if devices]
-
-    def _leave_out_ended(self) -> None:
-        if self._namesakes is None or not self._has_repeated_names:
-            return
-        # Sets, because the kubelet lists a pod's devices in any order.
-        listed = [(name, frozenset(devices)) for name, devices in self._listed]
-        ended = self._namesakes.find_ended_positions(listed)
-        if ended != self._ended:
-            self._ended = ended
-            self._assignments = [
-                one
-                for position, (_, devices) in enumerate(self._listed)
-                if position not in ended
-                for one in devices
-            ]
+        if not self._ends:
+            return {}
+        taken = {
+            (one.resource_name, one.device_id) for devices in found.values() for one in devices
+        }
+        missing = {
+            name: [one for one in devices if (one.resource_name, one.device_id) not in taken]
+            for name, devices in self._listed.items()
+            if name not in found and self._ends.is_running(name)
+        }
+        return {name: devices for name, devices in missing.items() if devices}
 
     def _report_failure(self, detail: str) -> None:
         """Set the check after a failed query, and log the first one if the node has no kubelet.

@@ -5,6 +5,8 @@ That holds however long the kubelet lists the pod, and is never guessed.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -12,7 +14,6 @@ import pytest
 
 from gpuledger_agent.host.node_pods import (
     MAX_NAMES,
-    Namesakes,
     PodCgroups,
     PodChanges,
     PodEnds,
@@ -47,7 +48,6 @@ class Pods:
             clock=self.clock,
         )
         self.ends, self.uids = PodEnds(folders), PodUids(folders)
-        self.listed = Namesakes(folders)
 
     def list_folders(self) -> list[str]:
         self.reads += 1
@@ -58,24 +58,110 @@ class Pods:
         self.clock.advance(1)
         return bool(ended)
 
-    def run(self, *uids: str) -> None:
-        """Let pods with these UIDs run; the directories of former pods stay."""
-        self.cgroups = set(uids)
-        self.folders = sorted({*self.folders, *(f"research_job_{uid}" for uid in uids)})
-
-    def ended_of(self, *devices: str) -> set[str]:
-        """Let the kubelet list a pod with each of these devices; return those of ended pods."""
-        listed = [(("research", "job"), frozenset(filter(None, [one]))) for one in devices]
-        self.clock.advance(1)
-        self.listed.learn(listed)
-        return {
-            f"{position}:{devices[position]}"
-            for position in self.listed.find_ended_positions(listed)
-        }
-
     def find_uids(self) -> list[str]:
         self.clock.advance(1)
         return sorted(self.uids.find("research", "job"))
+
+
+@dataclass(eq=False)
+class Life:
+    """A pod on a node."""
+
+    uid: str
+    name: str
+    has_cgroup: bool = True
+    has_folder: bool = False
+
+
+class Node:
+    """A node whose kubelet lists one pod of each name, and the agent's `PodEnds`."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(start_ns=0)
+        self.pods: list[Life] = []
+        """The pods whose cgroup or directory exists; the first one is the agent's own."""
+        self.listed: dict[str, Life] = {}
+        self.response: dict[str, Life] = {}
+        """The pods in the kubelet's last response."""
+        self.count = 0
+        self.make_folder(self.admit("agent"))
+        self.ends = PodEnds(
+            PodFolders(
+                list_folders=lambda: [
+                    f"research_{pod.name}_{pod.uid}" for pod in self.pods if pod.has_folder
+                ],
+                list_cgroups=lambda: [
+                    f"kubepods-burstable-pod{pod.uid.replace('-', '_')}.slice"
+                    for pod in self.pods
+                    if pod.has_cgroup
+                ],
+                has_cgroup=lambda uid: any(pod.uid == uid and pod.has_cgroup for pod in self.pods),
+                clock=self.clock,
+            )
+        )
+
+    def admit(self, name: str) -> Life:
+        """Let the kubelet admit a pod, which removes a pod of the same name from its list."""
+        self.count += 1
+        pod = Life(f"{self.count:08}{FIRST[8:]}", name)
+        self.pods.append(pod)
+        self.listed[name] = pod
+        return pod
+
+    def make_folder(self, pod: Life) -> None:
+        pod.has_folder = True
+
+    def remove_folder(self, pod: Life) -> None:
+        pod.has_folder = False
+
+    def end(self, pod: Life) -> None:
+        """End a pod; without a directory, it is deleted before its containers start."""
+        pod.has_cgroup = False
+        if not pod.has_folder and self.listed.get(pod.name) is pod:
+            del self.listed[pod.name]
+
+    def act(self, random: Random) -> None:
+        """Let something happen to a pod."""
+        pods = self.pods[1:]
+        starting = [pod for pod in pods if pod.has_cgroup and not pod.has_folder]
+        running = [pod for pod in pods if pod.has_cgroup]
+        over = [pod for pod in pods if not pod.has_cgroup]
+        match random.choice(["admit", "start", "start", "end", "end", "forget"]):
+            case "admit":
+                self.admit(random.choice(["web", "chat", "job"]))
+            case "start" if starting:
+                self.make_folder(random.choice(starting))
+            case "end" if running:
+                self.end(random.choice(running))
+            case "forget" if over:
+                pod = random.choice(over)
+                if self.listed.get(pod.name) is pod:
+                    del self.listed[pod.name]
+                else:
+                    self.remove_folder(pod)
+            case _:
+                pass
+
+    def have_folders(self) -> bool:
+        return all(pod.has_folder for pod in self.pods if pod.has_cgroup)
+
+    def request(self) -> None:
+        """Let the agent send a query, to which the kubelet responds at once."""
+        self.clock.advance(1)
+        self.ends.begin_query()
+        self.response = dict(self.listed)
+
+    def ended(self) -> AbstractSet[str]:
+        """Let the agent use the last response; return the names of the ended pods."""
+        names = {("research", name) for name in self.response}
+        self.ends.learn(names)
+        ended = self.ends.find_ended(names)
+        return {name for _, name in ended}
+
+    def ended_now(self) -> AbstractSet[str]:
+        """Let the agent query the kubelet; return the names of the ended pods."""
+        self.request()
+        return self.ended()
 
 
 def test_a_pod_ends_with_its_cgroup_and_not_before_it_has_one() -> None:
@@ -249,109 +335,93 @@ def test_a_pods_cgroup_is_found_in_either_form(tmp_path: Path, hierarchy: str, f
     assert cgroups.list_names() == listed
 
 
-def test_each_pod_of_a_name_has_the_devices_that_no_earlier_pod_has() -> None:
-    pods = Pods()
-    pods.run(FIRST)
-    assert pods.ended_of("gpu-0") == set()
-    pods.run()
-    assert pods.ended_of("gpu-0") == set(), "`PodEnds` finds it by its name"
-    pods.run(SECOND)
-    for _ in range(2):
-        assert pods.ended_of("gpu-1", "gpu-0") == {"1:gpu-0"}, "also before its devices are known"
-    pods.run(THIRD)
-    for _ in range(2):
-        assert pods.ended_of("gpu-2", "gpu-1", "gpu-0") == {"1:gpu-1", "2:gpu-0"}
+def test_a_pod_with_the_name_of_an_ended_one_runs_before_it_has_a_directory() -> None:
+    """As in a StatefulSet: the kubelet creates the directory after it has mounted the volumes."""
+    node = Node()
+    first = node.admit("web")
+    node.make_folder(first)
+    assert node.ended_now() == set()
+    node.end(first)
+    assert node.ended_now() == {"web"}
+    second = node.admit("web")
+    assert node.ended_now() == set()
+    node.remove_folder(first)
+    assert node.ended_now() == set(), "the kubelet has removed the former pod's logs"
+    listed, node.listed = node.listed, {}
+    assert node.ended_now() == set(), "the kubelet restarts"
+    node.listed = listed
+    assert node.ended_now() == set()
+    node.make_folder(second)
+    assert node.ended_now() == set()
+    node.end(second)
+    assert node.ended_now() == {"web"}
 
 
-@pytest.mark.parametrize("second", ["gpu-0", "gpu-1"])
-def test_a_pod_that_was_deleted_but_still_runs_has_not_ended(second: str) -> None:
-    """Whether the next pod of its name has other devices or the same devices."""
-    pods = Pods()
-    pods.run(FIRST)
-    pods.ended_of("gpu-0")
-    pods.run(FIRST, SECOND)
-    assert pods.ended_of("gpu-0", second) == set()
-    assert pods.ended_of("gpu-0", second) == set()
-    pods.run(SECOND)
-    assert pods.ended_of("gpu-0", second) == {"0:gpu-0"}
-    assert pods.ended_of(second) == set(), "the kubelet no longer lists the former pod"
+def test_a_pod_that_cannot_mount_its_volumes_does_not_make_ended_pods_run() -> None:
+    node = Node()
+    job = node.admit("job")
+    node.make_folder(job)
+    assert node.ended_now() == set()
+    node.admit("stuck")
+    assert node.ended_now() == set()
+    node.end(job)
+    assert node.ended_now() == {"job"}
+    other = node.admit("other")
+    assert node.ended_now() == {"job"}
+    node.make_folder(other)
+    assert node.ended_now() == {"job"}
+    node.end(other)
+    assert node.ended_now() == {"job", "other"}
 
 
-@pytest.mark.parametrize("second", ["gpu-0", "gpu-1"])
-def test_a_pod_that_starts_while_the_kubelet_responds_does_not_get_the_devices_of_another(
-    second: str,
-) -> None:
-    pods = Pods()
-    pods.run(FIRST)
-    pods.ended_of("gpu-0")
-    pods.run(SECOND)
-    assert pods.ended_of("gpu-0") == set(), "the response is older than the second pod"
-    assert pods.ended_of("gpu-0", second) == {"0:gpu-0"}
-    assert pods.ended_of(second) == set()
-    pods.run(SECOND, THIRD)
-    pods.ended_of(second, "gpu-2")
-    assert pods.ended_of(second, "gpu-2") == set(), "both run"
+def test_a_pod_that_was_deleted_by_force_does_not_end_the_next_one_of_its_name() -> None:
+    """The kubelet lists the next pod while the former one still runs."""
+    node = Node()
+    first = node.admit("web")
+    node.make_folder(first)
+    assert node.ended_now() == set()
+    second = node.admit("web")
+    assert node.ended_now() == set()
+    node.end(first)
+    assert node.ended_now() == set()
+    node.make_folder(second)
+    assert node.ended_now() == set()
 
 
-def test_no_device_of_a_running_pod_counts_as_free_whatever_pods_had_its_name() -> None:
-    """Any number of pods of one name start and end between two responses."""
-    for seed in range(2000):
+def test_if_the_agent_starts_while_a_pod_starts_no_pod_that_may_be_this_one_has_ended() -> None:
+    node = Node()
+    for name in ("web", "job"):
+        pod = node.admit(name)
+        node.make_folder(pod)
+        node.end(pod)
+    other = node.admit("other")
+    node.make_folder(other)
+    second = node.admit("web")
+    assert node.ended_now() == set(), "the cgroup may belong to either"
+    node.end(other)
+    assert node.ended_now() == {"other"}, "it ran when the agent started"
+    node.make_folder(second)
+    assert node.ended_now() == {"job", "other"}
+
+
+def test_a_running_pod_never_counts_as_ended_and_an_ended_one_does_once_it_is_certain() -> None:
+    """Pods of few names live for seconds, and responses may be a second late.
+
+    The end of a pod is certain at the latest when every cgroup has a directory.
+    """
+    for seed in range(1000):
         random = Random(seed)  # noqa: S311  # a history, no secret
-        pods, running, listed = Pods(), dict[str, str](), dict[str, str]()
-        pods.others = {FIRST}
-        for number in range(20):
-            step = random.choice(["start", "end", "unlist", "respond"])
-            free = sorted({"gpu-0", "gpu-1", "gpu-2"} - set(running.values()))
-            former = sorted(listed.keys() - running.keys())
-            if step == "start" and free:
-                uid = f"{number:08}{FIRST[8:]}"
-                running[uid] = listed[uid] = random.choice(free)
-            elif step == "end" and running:
-                del running[random.choice(sorted(running))]
-            elif step == "unlist" and former:
-                del listed[random.choice(former)]
-            pods.run(*running)
-            if step == "respond":
-                devices = random.sample(sorted(listed.values()), len(listed))
-                ended = {int(one.partition(":")[0]) for one in pods.ended_of(*devices)}
-                kept = [device for at, device in enumerate(devices) if at not in ended]
-                assert not Counter(running.values()) - Counter(kept), seed
-
-
-def test_two_pods_of_a_name_that_were_never_seen_alone_count_as_running() -> None:
-    pods = Pods()
-    pods.folders = [f"research_job_{FIRST}"]
-    pods.run(SECOND)
-    assert pods.ended_of("gpu-0", "gpu-1") == set()
-
-
-@pytest.mark.parametrize(
-    "lists",
-    [
-        [["gpu-0"], ["", "gpu-0"]],
-        [["gpu-0"], ["gpu-0", "gpu-0"], ["", "gpu-0"]],
-        [["gpu-0"], ["gpu-0", ""]],
-    ],
-)
-def test_a_running_pod_may_have_the_devices_of_a_former_pod(lists: list[list[str]]) -> None:
-    """The kubelet may list the former pod without devices, so nobody knows whose these are."""
-    first, *others = lists
-    pods = Pods()
-    pods.run(FIRST)
-    pods.ended_of(*first)
-    pods.run(SECOND)
-    for devices in others[:-1]:
-        pods.ended_of(*devices)
-        pods.ended_of(*devices)
-    assert pods.ended_of(*others[-1]) == set()
-    assert pods.ended_of(*others[-1]) == set()
-
-
-def test_no_listed_pod_has_ended_while_cgroups_are_not_visible() -> None:
-    pods = Pods()
-    pods.run(FIRST)
-    pods.ended_of("gpu-0")
-    pods.run(SECOND)
-    pods.ended_of("gpu-0", "gpu-1")
-    pods.run()
-    assert pods.ended_of("gpu-0", "gpu-1") == set()
+        node = Node()
+        for _ in range(30):
+            node.request()
+            is_late, is_certain = random.random() < 0.2, node.have_folders()
+            for _ in range(random.choice([0, 0, 1, 1, 2, 3]) if is_late else 0):
+                node.act(random)
+            ended = node.ended()
+            running = {pod.name for pod in node.pods if pod.has_cgroup}
+            for name, pod in node.response.items():
+                assert not (pod.has_cgroup and name in ended), seed
+                is_over = pod.has_folder and name not in running
+                assert name in ended or not (is_over and is_certain), seed
+            for _ in range(random.choice([0, 0, 1, 1, 2, 3])):
+                node.act(random)

@@ -18,6 +18,7 @@ from gpuledger_agent.host.kubelet.allocations import Allocations
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
 from gpuledger_agent.host.kubelet.messages import KubeletError
 from gpuledger_agent.host.kubelet.shares.pod_shares import PodShares
+from gpuledger_agent.host.node_pods import PodEnds, PodFolders
 from gpuledger_agent.settings import AllocationsSettings, KubeletSettings
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
@@ -28,6 +29,7 @@ from tests.unit.agent.host.kubelet.oracle import (
 )
 
 GPU, OTHER = "GPU-0", "GPU-1"
+FORMER, NEXT = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))
 
 
 def facts(uuid: str) -> GpuFacts:
@@ -92,7 +94,8 @@ class Bench:
     ) -> None:
         self.clock = ManualClock(start_ns=1_795_000_000_000_000_000)
         self.has_changed = False
-        self.pods_running: set[str] = set()
+        self.folders = [f"serving_chat_{FORMER}"]
+        self.cgroups = {FORMER}
         self.kubelet = FakeKubelet(given)
         self.check = Check()
         self.allocations = Allocations(
@@ -101,7 +104,14 @@ class Bench:
             check=self.check,
             backoff=Backoff(jitter=lambda: 1.0),
             settings=KubeletSettings(enabled=enabled, cache_ttl_seconds=60),
-            is_running=lambda pod: pod[1] in self.pods_running,
+            ends=PodEnds(
+                PodFolders(
+                    list_folders=lambda: self.folders,
+                    list_cgroups=lambda: self.cgroups,
+                    has_cgroup=lambda uid: uid in self.cgroups,
+                    clock=self.clock,
+                )
+            ),
             have_pods_changed=lambda: self.has_changed,
             shares=shares,
         )
@@ -165,6 +175,30 @@ async def test_new_pods_have_their_allocations_in_the_tick_that_notices_them(
         requested = bench.kubelet.requests
         await bench.advance(5)
         assert bench.kubelet.requests == requested
+
+
+@pytest.mark.parametrize("sampling_interval_seconds", [0.5, 1.0])
+@pytest.mark.parametrize("device", [GPU, OTHER])
+async def test_the_next_pod_of_a_name_has_its_allocation_before_its_volumes_are_mounted(
+    device: str, sampling_interval_seconds: float
+) -> None:
+    """As in a StatefulSet: the next pod has no log directory yet, and the former one has one."""
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        await bench.advance(3)
+        assert bench.allocated() == [GPU]
+        bench.cgroups, bench.has_changed = {NEXT}, True
+        bench.kubelet.given = answer(device)
+        for _ in range(60):
+            interval = sampling_interval_seconds
+            await bench.advance(interval, sampling_interval_seconds=interval)
+            assert bench.allocated() == [device]
+            bench.has_changed = False
+        bench.folders.append(f"serving_chat_{NEXT}")
+        await bench.advance(20)
+        assert bench.allocated() == [device]
+        bench.cgroups = {"00000003-7d52-4b8e-a1f4-9c0d2e5b7a63"}
+        assert bench.allocated() == []
 
 
 async def test_changes_of_processes_update_allocations_in_the_next_tick() -> None:
@@ -261,7 +295,6 @@ async def test_a_running_pod_that_the_kubelet_does_not_list_keeps_the_devices_th
     starting: Mapping[str, Sequence[str]], allocated: Mapping[str, list[str]]
 ) -> None:
     bench = Bench(answer(GPU, OTHER))
-    bench.pods_running = {"chat"}
 
     def devices() -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -270,12 +303,15 @@ async def test_a_running_pod_that_the_kubelet_does_not_list_keeps_the_devices_th
         return found
 
     async with bench.running():
+        assert devices() == {"chat": [GPU, OTHER]}
         bench.kubelet.given = answer_of(**starting)
         await bench.advance(30)
         assert devices() == allocated
-        bench.pods_running = set()
+        bench.cgroups = {NEXT}
+        bench.folders = [f"serving_next_{NEXT}"]
         await bench.advance(30)
-        assert devices() == {pod: list(ids) for pod, ids in starting.items() if ids}
+        others = {pod: list(ids) for pod, ids in starting.items() if ids and pod != "chat"}
+        assert devices() == others, "the pod has ended"
 
 
 async def test_an_invalid_response_is_a_failure_and_the_last_one_is_used() -> None:

@@ -93,7 +93,7 @@ async def shares_at(
         check=Check(),
         backoff=Backoff(),
         settings=KubeletSettings(),
-        find_ended=PodEnds(host.pod_folders).find_ended,
+        ends=PodEnds(host.pod_folders),
         have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
         shares=shares,
     )
