@@ -312,5 +312,6 @@ def read_or_empty(path: Path) -> bytes:
 
 
 def _processes_in(cgroups: Sequence[Path]) -> set[int]:
-    files = (file for root in cgroups for file in root.rglob("cgroup.procs"))
+    # os.walk skips cgroups that disappear meanwhile; Path.rglob raises an error.
+    files = (Path(folder, "cgroup.procs") for root in cgroups for folder, _, _ in os.walk(root))
     return {int(pid) for file in files for pid in read_or_empty(file).split()}
