@@ -1,6 +1,7 @@
 {{/*
-The container of a central component. Arguments: root, component, args, values (extraEnv, resources), and optionally port,
-portName, config (the suffix of its ConfigMap), kafka (whether it connects), env (more variables), store, writable, receiver, scratch.
+The container of a central component. Arguments: root, component, args, values (extraEnv, resources, credentialsSecret), and
+optionally port, portName, config (the suffix of its ConfigMap), env (more variables), receiver (the mount of credentialsSecret), and
+as booleans: kafka (connects to it), store (uses it), writable (writes to it), prices (mounts them), scratch (has a directory).
 */}}
 {{- define "gpuledger.container" -}}
 {{- $fullname := include "gpuledger.fullname" .root -}}
@@ -51,7 +52,7 @@ portName, config (the suffix of its ConfigMap), kafka (whether it connects), env
   readOnly: true
 {{- end }}
 {{- if .kafka }}
-- name: {{ .kafka }}
+- name: kafka
   mountPath: /run/secrets/kafka
   readOnly: true
 {{- end }}
@@ -79,10 +80,10 @@ portName, config (the suffix of its ConfigMap), kafka (whether it connects), env
 {{- if .port }}{{ include "gpuledger.webConfigMount" .root }}{{ end }}
 {{- end }}
 
-{{/* The volumes of a pod with that container, and with the containers in `beside`. */}}
+{{/* The volumes of a pod with this container and its `sidecars`. */}}
 {{- define "gpuledger.volumes" -}}
 {{- $volumes := include "gpuledger.containerVolumes" . -}}
-{{- range .beside }}{{ $volumes = print $volumes (include "gpuledger.containerVolumes" .) }}{{ end -}}
+{{- range .sidecars }}{{ $volumes = print $volumes (include "gpuledger.containerVolumes" .) }}{{ end -}}
 {{- if .port }}{{ $volumes = print $volumes (include "gpuledger.webConfigVolume" .root) }}{{ end -}}
 {{- if and .store (include "gpuledger.volume" .root) }}
 {{- $volumes = printf "%s\n- name: store\n  persistentVolumeClaim: {claimName: %s-store}" $volumes (include "gpuledger.fullname" .root) -}}
@@ -117,13 +118,14 @@ volumes:
 
 {{/*
 A central component: its Deployment and its Service. Arguments: those of its container, settings (the content of its ConfigMap), and
-optionally replicas, recreate, account (with the permissions of its name), beside (containers in the same pod), balanced.
+optionally replicas, scaled (whether KEDA sets the replicas), recreate, account (its service account), sidecars (the arguments of
+further containers in its pod), balanced (whether its Service has an address of its own).
 */}}
 {{- define "gpuledger.central" -}}
 {{- $kafka := empty .kafka | ternary "" (include "gpuledger.kafkaVariables" .root) -}}
 {{- $spread := gt (int (.replicas | default 1)) 1 -}}
 {{- $settings := list .settings $kafka -}}
-{{- range .beside }}{{ $settings = append $settings .settings }}{{ end -}}
+{{- range .sidecars }}{{ $settings = append $settings .settings }}{{ end -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata: {{- include "gpuledger.metadata" . | nindent 2 }}
@@ -158,7 +160,7 @@ spec:
         - topologyKey: topology.kubernetes.io/zone
           maxSkew: 1
           whenUnsatisfiable: ScheduleAnyway
-          # Counted for each roll-out separately: pods that it replaces do not count.
+          # Only the pods of the same roll-out count, not the pods that it replaces.
           matchLabelKeys: [pod-template-hash]
           labelSelector:
             matchLabels: {{- include "gpuledger.selectorLabels" . | nindent 14 }}
@@ -167,7 +169,7 @@ spec:
       {{- include "gpuledger.centralPod" . | nindent 6 }}
       containers:
         {{- include "gpuledger.container" . | nindent 8 }}
-        {{- range .beside }}{{ include "gpuledger.container" . | nindent 8 }}{{ end }}
+        {{- range .sidecars }}{{ include "gpuledger.container" . | nindent 8 }}{{ end }}
       {{- include "gpuledger.volumes" . | nindent 6 }}
 ---
 {{ include "gpuledger.service" . }}

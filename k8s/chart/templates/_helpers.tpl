@@ -1,3 +1,8 @@
+{{/*
+Parenthesized values, such as (.Values.http).webConfigSecret, and their defaults are for `helm upgrade --reuse-values`, with which the
+values of an older release lack newer keys.
+*/}}
+
 {{/* Prefix of all names. 37 characters leave room for the longest suffix of a CronJob, whose name has at most 52. */}}
 {{- define "gpuledger.fullname" -}}
 {{- $name := .Values.fullnameOverride | default (contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name)) -}}
@@ -103,7 +108,11 @@ GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
       - secret: {name: {{ .root.Values.kafka.loginSecretPrefix }}-{{ .component }}, optional: true}
 {{- end }}
 
-{{/* The chart's settings of a component, merged with the user's. A setting that another value of the chart sets is an error. */}}
+{{/*
+The chart's settings of a component, merged with the user's. Arguments: path (the name of the value with the user's settings), user,
+ours (the chart's settings), others (settings that other values of the chart set, with the names of these values). The user's settings
+must not contain a setting of `others`.
+*/}}
 {{- define "gpuledger.settings" -}}
 {{- $user := .user -}}
 {{- $path := .path -}}
@@ -122,7 +131,7 @@ GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
 {{- mergeOverwrite .ours (deepCopy $user) | toYaml -}}
 {{- end }}
 
-{{/* The probes of a container. The kubelet does not verify certificates, and what it probes needs no password. */}}
+{{/* The probes of a container. The kubelet does not verify certificates, and /livez and /readyz require no password. */}}
 {{- define "gpuledger.probes" -}}
 {{- $scheme := empty (.root.Values.http).webConfigSecret | ternary "" ", scheme: HTTPS" -}}
 {{- $port := .portName | default "http" -}}
@@ -148,7 +157,7 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Metadata of pods. `settings` restarts them when it changes, because components read their settings at start. */}}
+{{/* Metadata of pods. If `settings` changes, the pods restart, because components read their settings only at the start. */}}
 {{- define "gpuledger.podMetadata" -}}
 metadata:
   labels:
@@ -163,7 +172,7 @@ metadata:
   {{- end }}
 {{- end }}
 
-{{/* Where central pods run, and as whom. */}}
+{{/* Placement and users of central pods. */}}
 {{- define "gpuledger.centralPod" -}}
 {{- if and .store (.root.Values.store).serviceAccountName }}
 serviceAccountName: {{ .root.Values.store.serviceAccountName }}
