@@ -1,6 +1,6 @@
 """The known differences between the agent's page and dcgm-exporter's, with their reasons.
 
-This table is the only source: `gpuledger compare` explains differences by it, and `make docs`
+This table is the only source: `gpuledger compare` reads the reasons from it, and `make docs`
 writes it into docs/reference/dcgm-exporter.md. The flags have their own table in `dcgm_exporter`.
 """
 
@@ -17,11 +17,11 @@ class KnownDifference(NamedTuple):
     """`missing`: only dcgm-exporter has the metric. `label`: a label differs, or only one page has
     it. `value`: the values of a series differ."""
     names: tuple[str, ...]
-    """Names of metrics or, for the kind `label`, of labels; `*` stands for any characters."""
+    """Names of metrics or, for the kind `label`, of labels; `*` matches any characters."""
     reason: str
     """The reason, and the setting that removes the difference, if there is one."""
-    needs_movement: bool = False
-    """Whether the reason applies only if one of the values changed during the comparison."""
+    needs_change: bool = False
+    """Whether the reason applies only to a series whose value changed during the comparison."""
 
 
 KNOWN: Final = (
@@ -75,7 +75,7 @@ KNOWN: Final = (
         "The lists of metrics have different fields of type `label`.",
     ),
     KnownDifference("label", ("err_msg",), "The agent has its own descriptions of XIDs."),
-    KnownDifference("label", ("err_code",), "The agent knows only XIDs since its own start."),
+    KnownDifference("label", ("err_code",), "The agent reports only XIDs since its own start."),
     KnownDifference(
         "label",
         ("health_error_code",),
@@ -100,7 +100,7 @@ KNOWN: Final = (
     KnownDifference(
         "value",
         ("DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_CLOCK_EVENTS_COUNT"),
-        "The agent knows only events since its own start.",
+        "The agent reports only events since its own start.",
     ),
     KnownDifference(
         "value",
@@ -112,19 +112,19 @@ KNOWN: Final = (
         ("*",),
         "The value changes, and dcgm-exporter repeats a value until its next collection, by default"
         " for 30 s.",
-        needs_movement=True,
+        needs_change=True,
     ),
 )
 
 
-def find_reason(kind: Kind, name: str, *, has_moved: bool = False) -> str:
-    """Return the reason of a difference, without a reason an empty text.
+def find_reason(kind: Kind, name: str, *, has_changed: bool = False) -> str:
+    """Return the reason of a difference; empty if no reason is known.
 
-    `name` is a metric, by its name until DCGM 4.5, or a label. `has_moved` is whether a value
-    changed during the comparison.
+    `name` is a metric, by its name until DCGM 4.5, or a label. `has_changed` is whether a value of
+    the series changed during the comparison.
     """
     for known in KNOWN:
-        is_met = has_moved or not known.needs_movement
-        if known.kind == kind and is_met and any(fnmatchcase(name, one) for one in known.names):
+        applies = known.kind == kind and (has_changed or not known.needs_change)
+        if applies and any(fnmatchcase(name, pattern) for pattern in known.names):
             return known.reason
     return ""

@@ -1,7 +1,7 @@
 """Inspects an installation on the brokers without changing it: topics, permissions, groups.
 
-Nothing here judges the results; `gpuledger doctor` does. Permissions are those of the connected
-user: a user may always query its own, whereas lists of ACLs need a permission of the cluster.
+`gpuledger doctor` judges the results. The permissions are those of the connected user, which each
+user may query. Listing the ACLs of other users would require a permission on the cluster.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ from gpuledger.settings import KafkaSettings
 
 _COORDINATORS: Final = {"group": 0, "transactionalId": 1}
 """Kafka's types of coordinators, by the type of the resource that they coordinate."""
-_GONE: Final = "Dead"
+_DEAD: Final = "Dead"
 """Kafka's state of a group that has neither members nor commits."""
 
 
@@ -33,13 +33,13 @@ class FoundGroup:
     """A consumer group as its coordinator describes it."""
 
     members: int
-    """Number of members; 0 if no component reads now."""
+    """Number of members; 0 if no component is running."""
     committed: Mapping[TopicPartition, int]
     """Committed offsets; empty if the group has never committed, or its commits have expired."""
 
 
 class Inspector:
-    """Sends the requests over one connection."""
+    """Sends requests about the installation over one connection."""
 
     def __init__(self, settings: KafkaSettings, admin: KafkaAdmin) -> None:
         self._settings = settings
@@ -49,11 +49,11 @@ class Inspector:
         """Return the number of available brokers."""
         return await self._admin.count_brokers()
 
-    async def topics(self) -> list[TopicLine]:
+    async def compare_topics(self) -> list[TopicLine]:
         """Compare each topic with the topic table; raises `RefusedError`."""
         return await compare_topics(self._admin, self._settings)
 
-    async def operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
+    async def list_operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
         """Return the operations that this user may perform on each existing topic.
 
         Returns `None` if the brokers do not report them.
@@ -78,7 +78,7 @@ class Inspector:
 
         return await self._admin.repeated(f"looking up the coordinator of {name}", is_found)
 
-    async def group(self, name: str) -> FoundGroup | None:
+    async def describe_group(self, name: str) -> FoundGroup | None:
         """Return a consumer group; `None` if it does not exist. Raises `RefusedError`."""
         client = self._admin.client
 
@@ -95,16 +95,17 @@ class Inspector:
             f"reading the commits of the group {name}",
             lambda: client.list_consumer_group_offsets(name),
         )
-        if state == _GONE and not commits:
+        if state == _DEAD and not commits:
             return None
         committed = {TopicPartition(*at): each.offset for at, each in commits.items()}
         return FoundGroup(members=members, committed=committed)
 
-    async def marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+    async def read_marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
         """Return the time of each partition's last transaction marker, by its broker's clock.
 
-        `ends` has the last stable offset by partition, without empty partitions. The topic must
-        only be written in transactions; partitions whose last record is not a marker are left out.
+        `ends` has the last stable offset by partition, without empty partitions. All records of
+        the topic must be written in transactions. Partitions whose last record is not a marker are
+        left out.
         """
         return await self._admin.repeated(
             "reading transaction markers",

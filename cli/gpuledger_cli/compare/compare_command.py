@@ -155,18 +155,18 @@ def print_table(rows: Sequence[Row], *, scrapes: int) -> None:
 
 
 def merge_rows(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each line: one line for differences that only differ by GPU or metric.
+    """Yield the cells of each line, with similar differences in one line.
 
-    A missing metric is one line for all GPUs, and a label one line for all series.
+    A missing metric has one line for all GPUs, and a label has one line for all series.
     """
 
-    def about(row: Row) -> tuple[bool, str, str, str]:
+    def group_key(row: Row) -> tuple[bool, str, str, str]:
         metric = "" if row.result is Result.LABEL else row.metric
-        what = f"{row.gpu} {row.part}" if row.result is Result.VALUE else ""
+        device = f"{row.gpu} {row.part}" if row.result is Result.VALUE else ""
         label = row.dcgm_exporter.partition("=")[0].removeprefix("no ")
-        return not row.is_unexplained, row.result, metric or label, what
+        return not row.is_unexplained, row.result, metric or label, device
 
-    for _, group in groupby(sorted(rows, key=about), key=about):
+    for _, group in groupby(sorted(rows, key=group_key), key=group_key):
         alike = list(group)
         first = alike[0]
         gpus = {row.gpu for row in alike}

@@ -1,7 +1,7 @@
 """Compares the series of two pages over several scrapes. Does no I/O.
 
-Two series have the same values if the ranges of their values overlap, with a small tolerance: the
-pages are never scraped at the time at which the driver was queried.
+Two series have the same values if the ranges of their values overlap, with a small tolerance,
+because the two exporters query the driver at different times.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from gpuledger_agent.dcgm_differences import find_reason
-from gpuledger_cli.compare.dcgm_page import DcgmPage, SeriesKey, Shown, old_names
+from gpuledger_cli.compare.dcgm_page import DcgmPage, SeriesKey, ShownSeries, old_names
 
 _RELATIVE_TOLERANCE: Final = 0.05
 _TOLERANCE: Final = 2.0
@@ -25,7 +25,7 @@ _INSTANCES_INSTEAD: Final = (
     "The agent leaves out a GPU whose MIG instances have values, so that sums count it once."
 )
 _PROFILING: Final = "DCGM_FI_PROF_"
-_ONLY_HERE: Final = "dcgm-exporter's list lacks the field, or DCGM has no value of it."
+_NOT_IN_DCGM_EXPORTER: Final = "dcgm-exporter's list lacks the field, or DCGM has no value of it."
 
 
 class Result(StrEnum):
@@ -34,8 +34,8 @@ class Result(StrEnum):
     SAME = "same"
     VALUE = "value differs"
     LABEL = "label differs"
-    MISSING = "missing in gpuledger"
-    ONLY_HERE = "missing in dcgm-exporter"
+    NOT_IN_GPULEDGER = "missing in gpuledger"
+    NOT_IN_DCGM_EXPORTER = "missing in dcgm-exporter"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +65,8 @@ class Comparison:
     """Collects the pages of all scrapes."""
 
     def __init__(self) -> None:
-        self._theirs: dict[SeriesKey, list[Shown]] = defaultdict(list)
-        self._ours: dict[SeriesKey, list[Shown]] = defaultdict(list)
+        self._theirs: dict[SeriesKey, list[ShownSeries]] = defaultdict(list)
+        self._ours: dict[SeriesKey, list[ShownSeries]] = defaultdict(list)
 
     def add(self, theirs: DcgmPage, ours: DcgmPage) -> None:
         """Add one scrape of dcgm-exporter's page and of the agent's."""
@@ -88,9 +88,14 @@ class Comparison:
                 yield from _compare_labels(key, theirs[-1], ours[-1])
             elif theirs:
                 reason = self._explain_missing(key)
-                yield _row(key, Result.MISSING, theirs=_range(theirs), reason=reason)
+                yield _row(key, Result.NOT_IN_GPULEDGER, theirs=_range(theirs), reason=reason)
             else:
-                yield _row(key, Result.ONLY_HERE, ours=_range(ours), reason=_ONLY_HERE)
+                yield _row(
+                    key,
+                    Result.NOT_IN_DCGM_EXPORTER,
+                    ours=_range(ours),
+                    reason=_NOT_IN_DCGM_EXPORTER,
+                )
 
     def _explain_missing(self, missing: SeriesKey) -> str:
         """Return the reason why the agent's page lacks a series; empty without a reason."""
@@ -98,10 +103,11 @@ class Comparison:
         if any(key.gpu == missing.gpu and key.part and not missing.part for key in of_metric):
             return _INSTANCES_INSTEAD
         if of_metric:
-            return ""  # the agent has the metric of another GPU or part
+            return ""  # the agent supports the metric, but not for this GPU or part
         fallback = _NOT_LISTED if missing.metric in old_names() else _UNSUPPORTED
         has_profiling = any(key.metric.startswith(_PROFILING) for key in self._ours)
         if has_profiling and missing.metric.startswith(_PROFILING):
+            # The known reason is that the GPU has no profiling metrics.
             return fallback
         return find_reason("missing", missing.metric) or fallback
 
@@ -120,33 +126,36 @@ def _row(
     )
 
 
-def _compare_values(key: SeriesKey, theirs: Sequence[Shown], ours: Sequence[Shown]) -> Row:
+def _compare_values(
+    key: SeriesKey, theirs: Sequence[ShownSeries], ours: Sequence[ShownSeries]
+) -> Row:
     their_values, our_values = ([one.value for one in side] for side in (theirs, ours))
     is_same = are_close(their_values, our_values)
-    has_moved = len({*their_values}) > 1 or len({*our_values}) > 1
+    has_changed = len({*their_values}) > 1 or len({*our_values}) > 1
     return _row(
         key,
         Result.SAME if is_same else Result.VALUE,
         theirs=_range(theirs),
         ours=_range(ours),
-        reason="" if is_same else find_reason("value", key.metric, has_moved=has_moved),
+        reason="" if is_same else find_reason("value", key.metric, has_changed=has_changed),
     )
 
 
 def are_close(theirs: Sequence[float], ours: Sequence[float]) -> bool:
-    """Return whether the ranges of two series of values overlap, with a tolerance.
+    """Return whether the ranges of the values overlap, or are at most the tolerance apart.
 
-    The tolerance is 5 % of the larger value, or 2; for values up to 1, it is 0.02.
+    The tolerance is 5 % of the larger value, but at least 2. If all values are at most 1, it is at
+    least 0.02.
     """
     lower, higher = sorted((theirs, ours), key=min)
-    # The ends of the two ranges that are next to each other; the ranges overlap if they cross.
+    # The gap between the two ranges is from `below` to `above`; it is negative if they overlap.
     below, above = max(lower), min(higher)
     absolute = _RATIO_TOLERANCE if max(map(abs, (*theirs, *ours))) <= 1 else _TOLERANCE
     tolerance = max(absolute, _RELATIVE_TOLERANCE * max(abs(below), abs(above)))
     return above - below <= tolerance
 
 
-def _compare_labels(key: SeriesKey, theirs: Shown, ours: Shown) -> Iterator[Row]:
+def _compare_labels(key: SeriesKey, theirs: ShownSeries, ours: ShownSeries) -> Iterator[Row]:
     for name in sorted(theirs.labels.keys() | ours.labels.keys()):
         if theirs.labels.get(name) != ours.labels.get(name):
             yield _row(
@@ -162,8 +171,8 @@ def _label(name: str, labels: Mapping[str, str]) -> str:
     return f'{name}="{labels[name]}"' if name in labels else f"no {name}"
 
 
-def _range(seen: Sequence[Shown]) -> str:
-    """Return the smallest and the largest value, for people."""
+def _range(seen: Sequence[ShownSeries]) -> str:
+    """Return the smallest and the largest value as text."""
     values = [one.value for one in seen]
     lowest, highest = f"{min(values):.7g}", f"{max(values):.7g}"
     return lowest if lowest == highest else f"{lowest} to {highest}"

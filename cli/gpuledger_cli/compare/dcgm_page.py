@@ -23,11 +23,11 @@ _PARTS: Final = (
 )
 """Labels that distinguish the series of one field and GPU."""
 _SHARE: Final = "gpuledger_share"
-"""A label of the agent's series of single containers, which dcgm-exporter does not have."""
+"""A label of the agent's series per container, which are left out: dcgm-exporter has none."""
 
 
 class SeriesKey(NamedTuple):
-    """The metric, GPU and part that a series is about."""
+    """Identifies a series on both pages: metric, GPU and part of the GPU."""
 
     metric: str
     gpu: str
@@ -37,21 +37,21 @@ class SeriesKey(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Shown:
+class ShownSeries:
     """A series on a page."""
 
     name: str
     """The metric's name on the page."""
     value: float
     labels: Mapping[str, str]
-    """All labels except those that the key contains."""
+    """The labels that are not in the key."""
 
 
 @dataclass(kw_only=True)
 class DcgmPage:
     """The DCGM series of one page."""
 
-    series: dict[SeriesKey, Shown] = field(default_factory=dict)
+    series: dict[SeriesKey, ShownSeries] = field(default_factory=dict)
 
     @property
     def gpus(self) -> set[str]:
@@ -62,8 +62,8 @@ class DcgmPage:
 def parse_page(text: str, *, url: str) -> DcgmPage:
     """Return the DCGM series of a page; raises `UserError` if it is not a page of metrics.
 
-    dcgm-exporter may have a series of a shared device for each pod. Only the first one counts, or
-    the one without a pod.
+    If dcgm-exporter has a series of a shared device for each pod, the page has the one without a
+    pod, otherwise the first one.
     """
     page = DcgmPage()
     try:
@@ -80,7 +80,7 @@ def parse_page(text: str, *, url: str) -> DcgmPage:
     return page
 
 
-def _read(sample: Sample) -> tuple[SeriesKey, Shown]:
+def _read(sample: Sample) -> tuple[SeriesKey, ShownSeries]:
     labels = sample.labels
     uuid = next((labels[name] for name in _UUIDS if name in labels), "")
     parts = [f"{name}={labels[name]}" for name in (_INSTANCE, *_PARTS) if name in labels]
@@ -88,7 +88,7 @@ def _read(sample: Sample) -> tuple[SeriesKey, Shown]:
     name_on_page = sample.name.removesuffix("_total")
     metric = old_names().get(name_on_page, name_on_page)
     others = {name: value for name, value in labels.items() if name not in (_INSTANCE, *_PARTS)}
-    return SeriesKey(metric, uuid, ",".join(parts)), Shown(
+    return SeriesKey(metric, uuid, ",".join(parts)), ShownSeries(
         name=name_on_page, value=sample.value, labels=others
     )
 

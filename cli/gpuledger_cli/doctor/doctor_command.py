@@ -1,6 +1,6 @@
 """`gpuledger doctor`: options, the list of checks, and the printed result.
 
-The other modules of this package have the checks, each one function. `verdicts` runs them.
+Each check is a function in another module of this package. `verdicts` runs the checks.
 """
 
 import asyncio
@@ -90,6 +90,17 @@ CheckName = Literal[
     "kubelet",
     "cgroups",
 ]
+KAFKA_CHECKS: Final = (
+    "brokers",
+    "topics",
+    "permissions",
+    "groups",
+    "podwatch",
+    "nodes",
+    "clocks",
+    "coverage",
+)
+"""The checks that need Kafka, in the order of the result."""
 _COLOURS: Final = {
     Status.OK: "green",
     Status.PROBLEM: "red",
@@ -212,7 +223,7 @@ def doctor(
         left_out=frozenset(skip or ()),
         deadline_seconds=parse_seconds(timeout, option="--timeout", minimum=1, maximum=600),
     )
-    # Its own lines would interrupt the table; errors are findings.
+    # Log lines of this program would interrupt the table. Errors become findings.
     configure_logs(LogSettings(level="error"))
     findings = asyncio.run(examine(kafka.settings(), plan))
     if format == "json":
@@ -243,7 +254,7 @@ async def _run(checks: Mapping[str, Check], plan: Plan) -> list[Finding]:
 
 
 async def _examine_kafka(settings: KafkaSettings, plan: Plan) -> list[Finding]:
-    # A request that ends first has an error that names the cause.
+    # A request must time out before its check does, because its error names the cause.
     timeout_seconds = min(settings.request_timeout_seconds, plan.deadline_seconds * 0.8)
     settings = msgspec.structs.replace(settings, request_timeout_seconds=timeout_seconds)
     if _BROKERS in plan.left_out:
@@ -264,13 +275,13 @@ async def _examine_kafka(settings: KafkaSettings, plan: Plan) -> list[Finding]:
         fleet = Fleet(bus)
         stack.push_async_callback(fleet.close)
         reader = await stack.enter_async_context(bus.reader())
-        checks = kafka_checks(
+        checks = make_kafka_checks(
             brokers, bus, reader, fleet, components=plan.components, now_ns=now_ns
         )
         return await _run(checks, plan)
 
 
-def kafka_checks(
+def make_kafka_checks(
     brokers: Brokers,
     bus: Bus,
     reader: HistoryReader,
@@ -293,15 +304,13 @@ def kafka_checks(
 
 
 def _without_brokers(of_brokers: Verdict, of_others: Verdict) -> dict[str, Check]:
-    """Return the checks that need Kafka, with these verdicts instead of examinations."""
+    """Return the checks that need Kafka, with fixed verdicts, so that none of them connects."""
 
     async def give(verdict: Verdict) -> list[Verdict]:
         return [verdict]
 
-    others = ("topics", "permissions", "groups", "podwatch", "nodes", "clocks", "coverage")
     return {
-        _BROKERS: partial(give, of_brokers),
-        **{name: partial(give, of_others) for name in others},
+        name: partial(give, of_brokers if name == _BROKERS else of_others) for name in KAFKA_CHECKS
     }
 
 

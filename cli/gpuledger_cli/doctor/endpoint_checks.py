@@ -1,7 +1,7 @@
 """The doctor's checks over HTTP: components by their own checks, and the receivers of sinks.
 
-A receiver gets a request without samples or alerts, sent by the sink's own client with the sink's
-own settings, so that its credentials and its address are tested but nothing is stored.
+A receiver gets a request without samples or alerts from the sink's own client, with the sink's
+settings. The request tests the address and the credentials, and stores nothing.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ async def _check_component(http: HttpClient, url: str) -> list[Verdict]:
     try:
         report = msgspec.json.decode(body, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return [unknown(f"{shown}: the answer {status} is not that of a gpuledger component")]
+        return [unknown(f"{shown}: status {status}, without the checks of a gpuledger component")]
     failed = [
         problem(
             f"{shown}: check {name} ({check.severity}): {check.detail or 'failed'}",

@@ -15,7 +15,7 @@ from gpuledger.topics import Topics, replay_group
 from gpuledger_cli.doctor.verdicts import Verdict, ok, problem, skipped, unknown
 
 LAGGING_SECONDS: Final = 60
-"""Age of an unread record from which a group lags, as in the alert `GpuledgerJoinLagging`."""
+"""If a group has an older unread record, it lags, as in the alert `GpuledgerJoinLagging`."""
 COMPONENTS: Final = {
     who.name.removeprefix("sink "): who
     for who in KAFKA_USERS
@@ -31,19 +31,19 @@ class Brokers(Protocol):
     async def count_brokers(self) -> int:
         """Return the number of available brokers."""
 
-    async def topics(self) -> list[TopicLine]:
+    async def compare_topics(self) -> list[TopicLine]:
         """Compare each topic with the topic table."""
 
-    async def operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
+    async def list_operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
         """Return the operations that this user may perform on each existing topic."""
 
     async def may_use(self, resource: str, name: str) -> bool:
         """Return whether this user has any permission on a group or a transactional id."""
 
-    async def group(self, name: str) -> FoundGroup | None:
+    async def describe_group(self, name: str) -> FoundGroup | None:
         """Return a consumer group; `None` if it does not exist."""
 
-    async def marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+    async def read_marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
         """Return the time of each partition's last transaction marker, by its broker's clock."""
 
 
@@ -55,7 +55,7 @@ async def check_brokers(brokers: Brokers) -> list[Verdict]:
 
 async def check_topics(brokers: Brokers) -> list[Verdict]:
     """Compare the topics with the topic table: existence, partitions, retention."""
-    lines = await brokers.topics()
+    lines = await brokers.compare_topics()
     wrong = [line for line in lines if line.status != "ok"]
     return [_judge_topic(line) for line in wrong] or [ok(f"{len(lines)} topics are as required")]
 
@@ -80,7 +80,7 @@ async def check_permissions(
 
     Without `components`, missing permissions are not a problem, because the user may be a person.
     """
-    operations = await brokers.operations([topic.name for topic in topics])
+    operations = await brokers.list_operations([topic.name for topic in topics])
     if operations is None:
         return [unknown("the brokers do not report permissions; they are older than Kafka 2.8")]
     missing = {
@@ -142,11 +142,12 @@ async def check_groups(
         if not who.group:
             continue
         group = topics.group(who.group)
-        described = await brokers.group(group)
+        described = await brokers.describe_group(group)
         if described is not None:
             found.append(await _judge_group(name, group, described, reader, now_ms=now_ms))
-            relayed = await brokers.group(replay_group(group))
-            if relayed is not None and relayed.members == 0 and described.members > 0:
+            # A running sink also reads replayed records, in a second group.
+            for_replay = await brokers.describe_group(replay_group(group))
+            if for_replay is not None and for_replay.members == 0 and described.members > 0:
                 found.append(
                     problem(
                         f"{name}: group {replay_group(group)} has no member",
@@ -173,7 +174,7 @@ async def _judge_group(
         for at, offset in found.committed.items()
         if 0 <= offset < ends.get(at, 0)
     }
-    # Offsets of transaction markers count as well, so the number is an upper bound.
+    # Transaction markers have offsets too, so the number is an upper bound.
     text = f"{name}: {found.members} members, at most {sum(behind.values())} records behind"
     if found.members == 0:
         return problem(
@@ -181,11 +182,11 @@ async def _judge_group(
             f"Start it. If you no longer run it, run `kafka-consumer-groups.sh --delete --group"
             f" {group}`.",
         )
-    before = await reader.offsets_at(behind, now_ms - LAGGING_SECONDS * 1000) if behind else {}
-    late = [at for at, offset in before.items() if found.committed[at] < offset]
+    due = await reader.offsets_at(behind, now_ms - LAGGING_SECONDS * 1000) if behind else {}
+    late = [at for at, offset in due.items() if found.committed[at] < offset]
     if late:
         return problem(
             f"{text}; {len(late)} partitions have unread records older than {LAGGING_SECONDS} s",
-            "Read its failed checks in /readyz and its log. If it has none, add replicas.",
+            "Read the failed checks in its /readyz, and its log. If there are none, add replicas.",
         )
     return ok(text)

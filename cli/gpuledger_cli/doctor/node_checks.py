@@ -1,7 +1,7 @@
 """The doctor's checks of a GPU node: driver, processes, kubelet and cgroups.
 
-They use the agent's own interfaces with the agent's settings, so they find what an agent with the
-same user and the same mounts would find.
+They use the agent's own interfaces and settings, so they find the same problems as an agent with
+the same user and the same mounts.
 """
 
 from functools import partial
@@ -65,7 +65,7 @@ async def check_kubelet(host: Host, settings: KubeletSettings) -> list[Verdict]:
         return [
             skipped(
                 f"there is no socket {settings.socket}",
-                "On a Kubernetes node, mount its directory; otherwise, nothing is to be done.",
+                "On a Kubernetes node, mount its directory. Otherwise, ignore this row.",
             )
         ]
     try:

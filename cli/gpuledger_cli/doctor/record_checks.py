@@ -31,7 +31,7 @@ from gpuledger_cli.doctor.verdicts import Verdict, ok, problem, unknown
 from gpuledger_cli.watermarks import read_watermarks
 
 PODWATCH_STALE_NS: Final = NS_PER_MINUTE
-"""Age from which podwatch's watermarks, which are due every five seconds, are stale."""
+"""Age from which podwatch's watermarks are stale; podwatch publishes them every 5 seconds."""
 JOIN_STALE_NS: Final = 15 * NS_PER_MINUTE
 """Age from which the join's watermarks are stale, as in `GpuledgerJoinWatermarkStalled`."""
 AHEAD_NS: Final = 2 * NS_PER_SECOND
@@ -55,7 +55,7 @@ async def check_podwatch(bus: Bus, *, now_ns: int) -> list[Verdict]:
 def judge_podwatch(
     watermarks: Sequence[Watermark], *, partitions: int, now_ns: int
 ) -> list[Verdict]:
-    """Judge podwatch's watermarks: each partition's must be recent, and all of one leader."""
+    """Judge podwatch's watermarks: all must be recent, and all recent ones from one leader."""
     if not watermarks:
         return [
             problem(
@@ -87,9 +87,9 @@ def _judge_cluster(
     leaders = Counter(each.publisher for each in fresh)
     if len(leaders) > 1:
         return problem(
-            f"cluster {cluster}: several podwatches publish: {', '.join(sorted(leaders))}",
-            "Two podwatches use different Leases, or two clusters have the same name. Stop one, or"
-            " set `cluster`.",
+            f"cluster {cluster}: several podwatch leaders publish: {', '.join(sorted(leaders))}",
+            "They use different Leases, or two clusters have the same name. Stop one leader, or set"
+            " another `cluster`.",
         )
     return ok(f"cluster {cluster}: pods are complete through {oldest}")
 
@@ -209,7 +209,7 @@ async def check_clocks(bus: Bus, fleet: Fleet, brokers: Brokers) -> list[Verdict
     async with bus.reader() as reader:
         spans = await reader.spans(bus.topics.events.name)
     ends = {at.partition: span.end for at, span in spans.items() if span.end > span.first}
-    times_ms = await brokers.marker_times_ms(bus.topics.events.name, ends) if ends else []
+    times_ms = await brokers.read_marker_times_ms(bus.topics.events.name, ends) if ends else []
     return [*judge_own_clock(times_ms, now_ns=fleet.time_ns()), *of_nodes]
 
 
@@ -221,14 +221,15 @@ def judge_own_clock(marker_times_ms: Sequence[int], *, now_ns: int) -> list[Verd
     if age_ns < -AHEAD_NS:
         return [
             problem(
-                f"this machine's clock is {_seconds(age_ns)} from the brokers' clocks",
+                f"this machine's clock differs from the brokers' clocks by {_seconds(age_ns)}",
                 "Synchronize the clock of this machine, or those of the brokers.",
             )
         ]
     if age_ns > BEHIND_NS:
         return [
             unknown(
-                f"by the brokers' clocks, the join last committed {age_ns // NS_PER_SECOND} s ago",
+                f"the join's newest commit is {age_ns // NS_PER_SECOND} s old by this machine's"
+                " clock",
                 "If the join runs, this machine's clock is ahead of the brokers' clocks.",
             )
         ]
@@ -285,11 +286,11 @@ async def check_coverage(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict
     if len({each.partition for each in watermarks}) < partitions:
         return [
             problem(
-                "the join has published no watermark of at least one partition",
+                "at least one partition has no watermark of the join",
                 "Start the join. If it runs, read its failed checks in /readyz.",
             )
         ]
-    # Each partition has its own last minute: one without nodes is two minutes behind.
+    # Each partition has its own last minute: a partition without nodes is two minutes behind.
     until_ns: dict[int, int] = {}
     for each in watermarks:
         found_ns = until_ns.get(each.partition, each.complete_until_ns)

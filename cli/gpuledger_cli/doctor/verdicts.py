@@ -1,7 +1,7 @@
 """The results of the doctor's checks, and the function that runs checks.
 
-A check is a function that returns its verdicts or raises an error. An error is never a pass: a
-check that could not run, or did not end before its deadline, has the status `unknown`.
+A check is a function that returns its verdicts or raises an error. If a check raises an error or
+does not end before its deadline, its status is `unknown`, never `ok`.
 """
 
 import asyncio
@@ -70,14 +70,11 @@ async def run_checks(
     checks: Mapping[str, Check], *, deadline_seconds: float, left_out: Collection[str] = ()
 ) -> list[Finding]:
     """Run the checks at the same time, and return their findings in the order of the checks."""
+    wanted = {name: check for name, check in checks.items() if name not in left_out}
     done = await asyncio.gather(
-        *(
-            _run(check, deadline_seconds=deadline_seconds)
-            for name, check in checks.items()
-            if name not in left_out
-        )
+        *(_run(check, deadline_seconds=deadline_seconds) for check in wanted.values())
     )
-    by_name = dict(zip((name for name in checks if name not in left_out), done, strict=True))
+    by_name = dict(zip(wanted, done, strict=True))
     return [
         Finding(check=name, status=one.status, finding=one.finding, action=one.action)
         for name in checks

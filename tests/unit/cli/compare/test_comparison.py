@@ -70,10 +70,10 @@ def test_each_series_and_each_label_that_differs_has_a_row_with_its_reason() -> 
         ("GPU_TEMP", "GPU-b", ""): (Result.VALUE, True),
         ("GPU_UTIL", "GPU-a", ""): (Result.VALUE, False),
         ("TOTAL_ENERGY_CONSUMPTION", "GPU-a", ""): (Result.SAME, False),
-        ("CPU_UTIL_TOTAL", "", "cpu=0"): (Result.MISSING, False),
+        ("CPU_UTIL_TOTAL", "", "cpu=0"): (Result.NOT_IN_GPULEDGER, False),
         ("FB_USED", "GPU-b", "GPU_I_ID=7"): (Result.SAME, False),
-        ("FB_USED", "GPU-b", ""): (Result.MISSING, False),
-        ("FB_FREE", "GPU-a", ""): (Result.ONLY_HERE, False),
+        ("FB_USED", "GPU-b", ""): (Result.NOT_IN_GPULEDGER, False),
+        ("FB_FREE", "GPU-a", ""): (Result.NOT_IN_DCGM_EXPORTER, False),
     }
     labels = {(row.dcgm_exporter, row.gpuledger) for row in rows if row.result is Result.LABEL}
     assert labels == {('Hostname="n1"', "no Hostname"), ("no hostname", 'hostname="n1"')}
@@ -100,7 +100,7 @@ def test_a_value_that_changed_differs_because_dcgm_exporter_repeats_its_values()
     )
     both = [row for row in comparison.rows() if row.result is Result.VALUE]
     assert both == []  # the ranges 42 to 90 and 42 to 120 overlap
-    assert find_reason("value", "DCGM_FI_DEV_GPU_TEMP", has_moved=True)
+    assert find_reason("value", "DCGM_FI_DEV_GPU_TEMP", has_changed=True)
     assert not find_reason("value", "DCGM_FI_DEV_GPU_TEMP")
 
 
@@ -128,17 +128,17 @@ def test_values_are_the_same_if_their_ranges_overlap_with_a_tolerance(
 def test_a_missing_profiling_metric_is_explained_by_the_list_if_the_agent_has_others() -> None:
     theirs = 'DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} 0.5\nDCGM_FI_DEV_GPU_TEMP{UUID="GPU-a"} 1\n'
     ours = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-a"} 1\n'
-    (missing,) = [row for row in compared(theirs, ours) if row.result is Result.MISSING]
+    (missing,) = [row for row in compared(theirs, ours) if row.result is Result.NOT_IN_GPULEDGER]
     assert "Hopper" in missing.reason
     ours += 'DCGM_FI_PROF_DRAM_ACTIVE{UUID="GPU-a"} 0.5\n'
-    (missing,) = [row for row in compared(theirs, ours) if row.result is Result.MISSING]
+    (missing,) = [row for row in compared(theirs, ours) if row.result is Result.NOT_IN_GPULEDGER]
     assert "counters_file" in missing.reason
 
 
 def test_a_metric_that_only_one_gpu_lacks_is_unexplained() -> None:
     one = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-a"} 1\n'
     two = one + 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-b"} 1\n'
-    (missing,) = [row for row in compared(two, one) if row.result is Result.MISSING]
+    (missing,) = [row for row in compared(two, one) if row.result is Result.NOT_IN_GPULEDGER]
     assert missing.is_unexplained
 
 

@@ -38,19 +38,19 @@ class FakeBrokers:
     async def count_brokers(self) -> int:
         return 3
 
-    async def topics(self) -> list[TopicLine]:
+    async def compare_topics(self) -> list[TopicLine]:
         return self.lines
 
-    async def operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
+    async def list_operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
         return self.allowed
 
     async def may_use(self, resource: str, name: str) -> bool:
         return name not in self.refused
 
-    async def group(self, name: str) -> FoundGroup | None:
+    async def describe_group(self, name: str) -> FoundGroup | None:
         return self.groups.get(name)
 
-    async def marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+    async def read_marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
         return []
 
 

@@ -77,7 +77,7 @@ def watermark(
         ([watermark(0), watermark(1, ago_seconds=61)], "1 of 2 partitions"),
         (
             [watermark(0), watermark(1, publisher="podwatch@b")],
-            "several podwatches publish: podwatch@a, podwatch@b",
+            "several podwatch leaders publish: podwatch@a, podwatch@b",
         ),
         (
             [watermark(0), watermark(1), watermark(0, cluster="old", ago_seconds=9999)],
@@ -202,7 +202,7 @@ class Markers:
         self._times_ms = times_ms
         self.ends: Mapping[int, int] = {}
 
-    async def marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
+    async def read_marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
         self.ends = ends
         return self._times_ms
 

@@ -117,7 +117,7 @@ def inspector(**changes: Any) -> Inspector:  # noqa: ANN401  # the client's own 
 
 async def test_a_group_has_its_members_and_offsets_once_its_coordinator_is_known() -> None:
     at = TopicPartition("events", 3)
-    found = await inspector(commits={at: 7}).group("join")
+    found = await inspector(commits={at: 7}).describe_group("join")
     assert found == FoundGroup(members=2, committed={at: 7})
 
 
@@ -128,7 +128,7 @@ async def test_a_group_has_its_members_and_offsets_once_its_coordinator_is_known
 async def test_a_dead_group_without_commits_does_not_exist(
     state: str, commits: dict[TopicPartition, int], *, exists: bool
 ) -> None:
-    found = await inspector(state=state, members=0, commits=commits).group("join")
+    found = await inspector(state=state, members=0, commits=commits).describe_group("join")
     assert (found is not None) == exists
 
 
