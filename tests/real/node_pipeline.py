@@ -1,4 +1,4 @@
-"""Agent, podwatch and join on a node whose GPUs are simulated, and nothing else."""
+"""Agent, podwatch and join on a real node with simulated GPUs, on a bus in memory."""
 
 from __future__ import annotations
 
@@ -74,18 +74,19 @@ def visible_gpus(pid: int) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _users(_moment: int) -> list[tuple[int, list[str]]]:
+    """Return the processes with GPUs; a new `_moment` makes the cache read them again."""
     pids = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
     return [(pid, gpus) for pid in pids if (gpus := visible_gpus(pid))]
 
 
 def processes_on(uuid: str) -> list[int]:
-    """Return the machine's processes that may open a GPU, as of a short while ago."""
+    """Return the machine's processes that may open a GPU; the list is at most 0.1 s old."""
     moment = time.monotonic_ns() // SCAN_NS
     return [pid for pid, gpus in _users(moment) if uuid in gpus]
 
 
 def play_gpus() -> Altered:
-    """Return NVML with busy GPUs, on which each of the machine's processes opens all it may."""
+    """Return NVML with busy GPUs; each process of the machine uses all GPUs that it may open."""
     simulation = Simulation(parse_scenario(SCENARIO), epoch_ns=time.time_ns())
 
     def running(handle: Any) -> list[Any]:  # noqa: ANN401  # NVML's structs have no types
@@ -108,7 +109,7 @@ def play_gpus() -> Altered:
 class Booked:
     """One GPU in one event: nanoseconds by container, as `namespace/pod/container`.
 
-    Time allocated to nobody has an empty name, and time of which it is not known a `?`.
+    The name is empty for time that is not allocated, and `?` if the allocation is unknown.
     """
 
     allocated: Counter[str]
@@ -178,7 +179,7 @@ class NodePipeline:
 async def running_on(
     node: KubeletNode, *, refresh_seconds: float = 10.0
 ) -> AsyncIterator[NodePipeline]:
-    """Run the components on a node and its API server; the agent queries the kubelet so often."""
+    """Run the components on a node; the agent queries the kubelet every `refresh_seconds`."""
     settings = AgentSettings(
         node_name=NODE,
         source="nvml",

@@ -1,6 +1,6 @@
 """A node of a cluster: a real kubelet and containerd with real containers, as root.
 
-Only the GPUs are missing: a device plugin offers their ids.
+There are no GPUs: a device plugin offers only their ids.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ NODE = "real-0"
 RESOURCE = "nvidia.com/gpu"
 DRIVER = "gpu.nvidia.com"
 CONTAINER_LOGS = Path("/var/log/containers")
-"""Links to the containers' logs; the kubelet has no setting for it."""
+"""Links to the containers' logs; no setting of the kubelet changes this path."""
 KUBELET_FILES = Path("/var/lib/kubelet")
-"""The kubelet's files, and the sockets of device plugins even if the kubelet has another root."""
+"""The kubelet's default root. The sockets of device plugins are always here."""
 CGROUPS = Path("/sys/fs/cgroup")
 CLEAN_SECONDS = 30.0
+"""How long killed containers may take to end."""
 
 
 class Containerd(Part):
-    """A container runtime with folders and a socket of its own."""
+    """A container runtime that shares no directory or socket with another one on this machine."""
 
     name = "containerd"
 
@@ -55,7 +56,7 @@ class Containerd(Part):
         self._config = home / "containerd.toml"
         conflist = home / "cni" / "none.conflist"
         conflist.parent.mkdir()
-        # The pods have the network of the node; without any network the node would not be ready.
+        # The pods use the network of the node. Without a configured network, the node is not ready.
         network = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "none"}]}
         conflist.write_text(json.dumps(network))
         cri = '[plugins."io.containerd.grpc.v1.cri"'
@@ -63,7 +64,7 @@ class Containerd(Part):
             f'version = 2\nroot = "{home}/images"\nstate = "{home}/state"\n'
             f'[grpc]\naddress = "{self.socket}"\n'
             f'{cri}]\nsandbox_image = "{IMAGE}"\n'
-            # Root need not have CAP_SYS_RESOURCE.
+            # In a container, root may lack CAP_SYS_RESOURCE.
             "restrict_oom_score_adj = true\n"
             f'{cri}.cni]\nconf_dir = "{conflist.parent}"\n'
         )
@@ -79,7 +80,7 @@ class Containerd(Part):
         return True
 
     def import_image(self, archive: Path) -> None:
-        """Give the kubelet an image."""
+        """Import an image, so that the kubelet can start containers from it."""
         argv: list[str | Path] = [
             self._programs["ctr"],
             "--address",
@@ -174,7 +175,7 @@ class DevicePlugin(Part):
 
 
 class DraDriver(Part):
-    """The node's part of a DRA driver with one GPU."""
+    """The kubelet plugin of a DRA driver, with one GPU."""
 
     name = "dra-driver"
 
@@ -211,7 +212,7 @@ class Scheduler(Part):
 
 
 class KubeletNode:
-    """The node; there can be one on a machine that is no node of a cluster."""
+    """The node. A machine can have only one, and must not be a node of another cluster."""
 
     def __init__(
         self,
@@ -222,7 +223,7 @@ class KubeletNode:
         gpu_uuids: Sequence[str],
     ) -> None:
         self.kube_api, self._programs = kube_api, programs
-        # A socket's path may have 107 bytes, and pytest's folders are deep.
+        # The path of a socket has at most 107 bytes, and the paths of pytest's folders are long.
         self._home = Path(tempfile.mkdtemp(prefix="node-"))
         self.containerd = Containerd(programs=programs, folder=folder, home=self._home)
         self.kubelet = Kubelet(
@@ -280,7 +281,7 @@ class KubeletNode:
             time.sleep(RECHECK_SECONDS)
 
     def _shims(self) -> set[int]:
-        """Return the processes between containerd and its containers, which outlive it."""
+        """Return the processes between containerd and its containers; they outlive containerd."""
         address = f"\0{self.containerd.socket}\0".encode()
         return {
             int(process.name)
@@ -304,7 +305,7 @@ def find_cgroups(name: str) -> list[Path]:
 
 
 def read_or_empty(path: Path) -> bytes:
-    """Return a file's content; empty if it is gone, as that of a process that has ended."""
+    """Return a file's content; empty if it cannot be read, such as after its process has ended."""
     try:
         return path.read_bytes()
     except OSError:

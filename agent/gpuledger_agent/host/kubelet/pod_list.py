@@ -265,6 +265,7 @@ class NodePods:
         self._pod_list = pod_list
         self._has_cgroup = has_cgroup
         self._pods: Sequence[ListedPod] = ()
+        """The pods of the last response, and running pods that it lacked."""
         self._readers = readers
         self._refresh_ns = round(refresh_seconds * NS_PER_SECOND)
         self._clock = clock
@@ -311,8 +312,8 @@ class NodePods:
             pods = parse_pods(await self._pod_list.fetch(), node=self._pod_list.node)
         except ValueError as error:
             raise PodListError(f"invalid response from the kubelet: {error}") from error
-        # A kubelet that starts lists no pods, or only static ones, until it has read its pods from
-        # the API server.
+        # A starting kubelet lists no pods, or only static pods, until it has read its pods from the
+        # API server. Until then, keep the pods that still run.
         listed = {pod.metadata.uid for pod in pods}
         missing = (pod for pod in self._pods if pod.metadata.uid not in listed)
         pods += [pod for pod in missing if self._has_cgroup(pod.metadata.uid)]
