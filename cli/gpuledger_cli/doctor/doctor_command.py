@@ -120,7 +120,7 @@ app = App(
         " export`. A check that cannot run is `unknown`, never `ok`.",
         examples={
             "Kafka, podwatch and all nodes": "gpuledger doctor --bootstrap-servers kafka:9092",
-            "And the components' own checks": (
+            "Also the checks of these components": (
                 "gpuledger doctor http://join:9822 http://sink-store:9823"
             ),
             "The permissions of the join's user": "gpuledger doctor --config join.yaml --as join",
@@ -131,9 +131,9 @@ app = App(
             "The actions, for a script": ("gpuledger doctor --format json | jq -r .action"),
         },
         codes={
-            0: "no problem",
+            0: "all checks passed or were skipped",
             1: "at least one problem",
-            2: "a check could not run, or invalid input",
+            2: "no problem, but a check could not run; or invalid input",
         },
     ),
 )
