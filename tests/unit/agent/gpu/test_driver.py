@@ -30,7 +30,7 @@ class Bench:
             clock=self.clock,
             check=self.check,
             gpus_check=self.gpus_check,
-            deadline_seconds=5,
+            deadline_seconds=HANG_SECONDS,
             backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
         )
 
@@ -80,7 +80,7 @@ async def test_a_gpu_that_hangs_loses_only_its_own_readings(bench: Bench) -> Non
     assert bench.library.calls["nvmlInit"] == 1
     bench.library.hanging.pop(0).set()
     bench.thread_is_back(0)
-    bench.driver.pool.deadline_seconds = 5
+    bench.driver.pool.deadline_seconds = HANG_SECONDS
     assert await bench.query() == [0, 1]
     assert bench.gpus_check.is_ok
 
