@@ -64,6 +64,7 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
         "kafka.trial.enabled and kafka.bootstrapServers",
     ),
     ({"kafka": {"env": {"OTHER": "1"}}}, "/kafka/env"),
+    ({"image": {"registry": "https://registry.example.com"}}, "/image/registry"),
     ({"store": {"uri": "/mnt/store"}}, "/store/uri"),
     ({"receivers": {"Second": {"settings": {"url": "http://other"}}}}, "/receivers"),
     ({"receivers": {"second": {"settings": {}}}}, "/receivers/second/settings"),
@@ -71,6 +72,10 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
     (
         {**CENTRAL, "reports": {"enabled": True}, "sinkStore": {"enabled": False}},
         "there is no store",
+    ),
+    (
+        {"networkPolicy": {"from": [{"namespaceSelector": {"matchLabel": {"a": "b"}}}]}},
+        "/networkPolicy/from/0/namespaceSelector",
     ),
     ({"cluster": "Not_A_Label"}, "/cluster"),
     ({"agent": {"port": 0}}, "/agent/port"),
