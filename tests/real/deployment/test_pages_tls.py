@@ -67,7 +67,7 @@ def start(workload: Workload, folder: Path) -> Component:
         for name, value in laid_out.environment.items()
         if name.startswith("GPULEDGER_")
     }
-    if workload.stage.name != "reports":  # it has no such setting
+    if workload.command[1] != "reports":  # it has no such setting
         environment["KAFKA__BOOTSTRAP_SERVERS"] = "127.0.0.1:1"
     made = Component(
         name=workload.name,
