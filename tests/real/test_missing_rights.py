@@ -131,24 +131,25 @@ def await_records(servers: str, topic: str) -> None:
 
 @pytest.fixture
 def pod(kube_api: KubeApiClient, brokers: OauthKafka) -> None:
-    """Create one of each kind that no earlier test had, to publish, and a pod to read back."""
+    """Create one of each kind that no earlier test had, to publish, and pods to read back."""
     namespace = f"rights-{uuid4().hex[:8]}"
     kube_api.create_namespace(namespace)
     kube_api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": namespace}})
     container = {"name": "c", "image": "i"}
-    kube_api.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "one", "namespace": namespace},
-            "spec": {"nodeName": NODE, "containers": [container]},
-        }
-    )
+    waiting = {**container, "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    specs = {
+        "one": {"nodeName": NODE, "containers": [container]},
+        "waiting": {"containers": [waiting]},
+    }
+    for name, spec in specs.items():
+        metadata = {"name": name, "namespace": namespace}
+        kube_api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
     async def publish() -> None:
         settings = KafkaSettings(bootstrap_servers=brokers.plaintext_bootstrap_servers)
         async with KafkaBus(settings).producer() as producer:
-            await producer.publish(Topics().pods.name, 0, [GONE])
+            for topic in (Topics().pods, Topics().pending_pods):
+                await producer.publish(topic.name, 0, [GONE])
 
     asyncio.run(publish())
 
