@@ -19,6 +19,7 @@ from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, UnavailableError
 from gpuledger.settings import KafkaSettings
 from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until
+from tests.hanging import HANG_SECONDS
 from tests.real.bus.builders import TOPIC, numbered, settings_of
 from tests.real.services.ports import free_ports
 
@@ -207,7 +208,11 @@ async def test_committed_offsets_come_from_the_next_coordinator_if_the_first_one
     await create_topics(settings, [TOPIC])
     at = TopicPartition(TOPIC.name, 0)
     requested = Subscription(group="g", topics=[TOPIC.name])
-    async with KafkaBus(settings).consumer(requested) as consumer:
+    # A request that waited for the hanging broker would wait this long, and fail.
+    patient = KafkaSettings(
+        bootstrap_servers=kafka.bootstrap_servers, request_timeout_seconds=HANG_SECONDS
+    )
+    async with KafkaBus(patient).consumer(requested) as consumer:
         await poll_until(lambda _: bool(consumer.assignment()), consumer)
         await consumer.commit({at: 7})
         coordinator = await coordinator_of(kafka.bootstrap_servers, "g")
