@@ -441,7 +441,7 @@ class GpuSampler:
             gpu_ratio=ratio,
             # Stamps from two timelines do not show the length of a window.
             learns=set_back_now_us is None,
-            lacks_samples=self.loses_uses and self.has_right_uses,
+            adds_lost_samples=self.loses_uses and self.has_right_uses,
             validator=validator,
         )
         if set_back_now_us is None:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 from cyclopts import App, Parameter
@@ -74,33 +74,14 @@ from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
 Format = Literal["table", "json"]
 Component = Literal["agent", "podwatch", "join", "remote_write", "alerts", "store", "rows"]
 Receiver = Literal["remote_write", "alerts"]
-CheckName = Literal[
-    "brokers",
-    "topics",
-    "permissions",
-    "groups",
-    "podwatch",
-    "nodes",
-    "clocks",
-    "coverage",
-    "components",
-    "receivers",
-    "driver",
-    "processes",
-    "kubelet",
-    "cgroups",
+_KafkaCheck = Literal[
+    "brokers", "topics", "permissions", "groups", "podwatch", "nodes", "clocks", "coverage"
 ]
-KAFKA_CHECKS: Final = (
-    "brokers",
-    "topics",
-    "permissions",
-    "groups",
-    "podwatch",
-    "nodes",
-    "clocks",
-    "coverage",
-)
+KAFKA_CHECKS: Final[tuple[str, ...]] = get_args(_KafkaCheck)
 """The checks that need Kafka, in the order of the result."""
+CheckName = Literal[
+    _KafkaCheck, "components", "receivers", "driver", "processes", "kubelet", "cgroups"
+]
 _COLOURS: Final = {
     Status.OK: "green",
     Status.PROBLEM: "red",

@@ -181,15 +181,15 @@ def apportion(
     validator: Validator,
     returned: Collection[int] = (),
     learns: bool = True,
-    lacks_samples: bool = False,
+    adds_lost_samples: bool = False,
 ) -> Shares:
     """Return each process's share of the time that the tick covers (`cover`).
 
     `running` are the processes listed now, and `before` those listed earlier that may have run in
     the covered time. If `samples` is `None`, the shares are unknown; otherwise a process without
     samples has a share of 0. `window_us` is the known length of the driver's window for process
-    samples. If `learns` is false, the samples do not change it. `lacks_samples` is whether the
-    driver loses samples of processes, but those that it returns are right.
+    samples. If `learns` is false, the samples do not change it. If `adds_lost_samples` is true, the
+    only process without a sample in a window gets the use that the other samples lack.
     """
     processes = {**before, **running}
     newest_us = cover.gpu[-1].end_us if cover.gpu else 0
@@ -209,7 +209,7 @@ def apportion(
     shown: Mapping[int, Sequence[ProcessUtilizationSample]] = kept
     # An ended process has no samples of its last window, so a process that came or went may be the
     # one that used it.
-    if lacks_samples and window_us is not None and before.keys() == running.keys():
+    if adds_lost_samples and window_us is not None and before.keys() == running.keys():
         shown = _with_lost(kept, processes, cover, by_window, window_us)
     usages, are_coarse = [], False
     for pid, process in processes.items():
