@@ -239,7 +239,7 @@ def empty_relation(schema: TableSchema) -> str:
     The columns have types, so that queries work even if there are no rows yet.
     """
     columns = ", ".join(
-        f"NULL::{_sql_type(column)} AS {column.name}"
+        f"NULL::{sql_type(column)} AS {column.name}"
         for column in schema.columns
         # Partition columns are in the directories' names instead of the files.
         if column.name not in schema.partition_by
@@ -247,7 +247,8 @@ def empty_relation(schema: TableSchema) -> str:
     return f"(SELECT {columns} WHERE false)"
 
 
-def _sql_type(column: StoreColumn) -> str:
+def sql_type(column: StoreColumn) -> str:
+    """Return the SQL name of a column's type."""
     kind = str(column.kind)
     name = next(name for name in _SQL_TYPES if name in kind)
     digits = re.search(r"\(\d+, *\d+\)", kind) if name == "Decimal128" else None

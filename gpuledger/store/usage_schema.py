@@ -11,10 +11,12 @@ joined to usage when it is read, so that versions that arrive late also count. `
 row per incident, because incidents never change.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from arro3.core import DataType
 
+from gpuledger.store.distributions import BITMAPS, DISTRIBUTIONS, MEMORY_MAX
 from gpuledger.store.schema import PARTITION_COLUMN, StoreColumn, TableSchema
 
 _TEXT: Final = DataType.utf8()
@@ -50,7 +52,9 @@ def _number(*names: str, kind: DataType = _COUNT, nullable: bool = True) -> list
     ]
 
 
-def _usage(name: str, *, period: str, description: str) -> TableSchema:
+def _usage(
+    name: str, *, period: str, description: str, added: Iterable[StoreColumn] = ()
+) -> TableSchema:
     return TableSchema(
         name=name,
         description=description,
@@ -87,6 +91,7 @@ def _usage(name: str, *, period: str, description: str) -> TableSchema:
             *_number("sample_count", nullable=False),
             *_number("kafka_partition", kind=DataType.int32(), nullable=False),
             *_number("first_offset", "last_offset", "ingested_time_ns", nullable=False),
+            *added,
         ),
         partition_by=(PARTITION_COLUMN,),
         statistics_columns=5,
@@ -98,11 +103,23 @@ USAGE: Final = _usage(
     period="minute",
     description="Sums per minute by device, category, and pod or allocation; rows of one add up.",
 )
+_OF_MINUTES: Final = (
+    *_number(*(name for each in DISTRIBUTIONS for name in each.columns), kind=DataType.int32()),
+    *_number(MEMORY_MAX),
+)
+"""Summaries of the minutes; null in rows of earlier versions of gpuledger."""
 USAGE_HOURLY: Final = _usage(
-    "usage_hourly", period="hour", description="Sums per hour; rows of one add up."
+    "usage_hourly",
+    period="hour",
+    description="Sums per hour; rows of one add up.",
+    # Most bitmaps are equal, so a dictionary is best.
+    added=(*_OF_MINUTES, *(StoreColumn(name=name, kind=_COUNT, nullable=True) for name in BITMAPS)),
 )
 USAGE_DAILY: Final = _usage(
-    "usage_daily", period="day", description="Sums per day in UTC; rows of one add up."
+    "usage_daily",
+    period="day",
+    description="Sums per day in UTC; rows of one add up.",
+    added=_OF_MINUTES,
 )
 NODES: Final = TableSchema(
     name="nodes",

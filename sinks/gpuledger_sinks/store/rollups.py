@@ -17,7 +17,7 @@ the current version, so that a run that is killed and restarted adds them once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any, Final
 
@@ -41,6 +41,18 @@ from gpuledger.store.commits import (
     summed_time,
     summed_up_to,
 )
+from gpuledger.store.distributions import (
+    ALLOCATED,
+    BITMAPS,
+    BUSY,
+    DISTRIBUTIONS,
+    DRAM,
+    MEMORY,
+    MEMORY_MAX,
+    USED,
+    Distribution,
+)
+from gpuledger.store.query import sql_type
 from gpuledger.store.schema import PARTITION_COLUMN, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger_sinks.store.damage import storage_errors
@@ -74,6 +86,9 @@ _AGGREGATES: Final[Mapping[str, str]] = {
     "first_offset": "min",
     "last_offset": "max",
     "ingested_time_ns": "max",
+    **{column: "sum" for each in DISTRIBUTIONS for column in each.columns},
+    MEMORY_MAX: "max",
+    **dict.fromkeys(BITMAPS, "bit_or"),
 }
 _PLACE: Final = (
     *("kafka_partition", "first_offset", "last_offset", PARTITION_COLUMN),
@@ -95,10 +110,48 @@ class Period:
     target_column: str
     hours: int
     """Length of a period in hours."""
+    of_minutes: Mapping[str, str] = field(default_factory=dict)
+    """The SQL of columns that are computed from each minute's sums before they are aggregated."""
 
 
+def _buckets_sql(distribution: Distribution, value: str) -> dict[str, str]:
+    """Return the SQL for 1 in the column of a value's bucket, and for 0 in the other columns."""
+    bounds = [bound * distribution.unit for bound in distribution.bounds]
+    if not distribution.has_more:
+        bounds.pop()
+    above = ["true", *(f"{value} > {bound}" for bound in bounds)]
+    up_to = [*(f"{value} <= {bound}" for bound in bounds), "true"]
+    return {
+        column: f"CASE WHEN {value} IS NOT NULL AND {low} AND {high} THEN 1"
+        f" WHEN {value} IS NOT NULL THEN 0 END"
+        for column, low, high in zip(distribution.columns, above, up_to, strict=True)
+    }
+
+
+_MINUTE_VALUES: Final = (
+    # In rows of `idle`, `busy_ns` is the time in which no kernel ran.
+    "CASE WHEN category = 'idle' THEN allocated_ns - coalesce(unresponsive_ns, 0) - busy_ns"
+    " ELSE busy_ns END AS used_ns"
+    ", CAST(round(CAST(memory_byte_ns AS DOUBLE) / 6e10) AS BIGINT) AS memory_bytes"
+    ", CAST(1 AS BIGINT) << CAST(date_part('minute', minute) AS BIGINT) AS bit"
+)
+_OF_MINUTES: Final[Mapping[str, str]] = {
+    **_buckets_sql(BUSY, "used_ns"),
+    **_buckets_sql(DRAM, "dram_active_ns"),
+    **_buckets_sql(MEMORY, "memory_bytes"),
+    MEMORY_MAX: "memory_bytes",
+    # Unknown is not idle: a minute counts as allocated only if its use is known.
+    ALLOCATED: "CASE WHEN allocated_ns > 0 AND used_ns IS NOT NULL THEN bit"
+    " WHEN allocated_ns IS NOT NULL THEN 0 END",
+    USED: "CASE WHEN used_ns > 0 THEN bit WHEN used_ns IS NOT NULL THEN 0 END",
+}
 HOURLY: Final = Period(
-    source=USAGE, source_column="minute", target=USAGE_HOURLY, target_column="hour", hours=1
+    source=USAGE,
+    source_column="minute",
+    target=USAGE_HOURLY,
+    target_column="hour",
+    hours=1,
+    of_minutes=_OF_MINUTES,
 )
 DAILY: Final = Period(
     source=USAGE_HOURLY,
@@ -118,28 +171,41 @@ def sums_sql(
     exceeds its column. `has` are the columns of the source table, all of them if absent; sums of
     missing columns are null.
     """
-    unit = period.target_column
-    sums, singles, grouped = [], [], []
-    for column in period.target.columns:
-        name = column.name
-        # Quoted, because `cluster` is a keyword of the SQL dialect.
-        value = f"date_trunc('{unit}', {period.source_column})" if name == unit else f'"{name}"'
-        if has is not None and name != unit and name not in has:
-            value = "NULL"
-        is_sum = name in _AGGREGATES and value != "NULL"
-        sums.append(
-            f'{_AGGREGATES[name]}({value}) AS "{name}"' if is_sum else f'{value} AS "{name}"'
-        )
-        singles.append(f'{value} AS "{name}"')
-        if name not in _AGGREGATES and value != "NULL":
-            grouped.append(value)
+    read = {
+        column.name: f'"{column.name}"'
+        if has is None or column.name in has
+        else f"CAST(NULL AS {sql_type(column)})"
+        for column in period.source.columns
+    }
     huge = _huge_sql(has)
+    rows = _select_sql(read, f"{relation} WHERE ({where}) AND ({huge}) IS NOT TRUE")
+    if period.of_minutes:
+        # A minute has several rows if the sink wrote in the middle of it.
+        minutes = _sums_sql({name: f'"{name}"' for name in read}, rows)
+        rows = f"SELECT *, {_MINUTE_VALUES} FROM ({minutes})"  # noqa: S608  # no user's text
+    unit = period.target_column
+    # Quoted, because `cluster` is a keyword of the SQL dialect.
+    made = {column.name: f'"{column.name}"' for column in period.target.columns}
+    made[unit] = f"date_trunc('{unit}', {period.source_column})"
     # The second query reads almost nothing: files without such rows are excluded by statistics.
-    return (
-        f"SELECT {', '.join(sums)} FROM {relation}"  # noqa: S608  # no user's text
-        f" WHERE ({where}) AND ({huge}) IS NOT TRUE GROUP BY {', '.join(grouped)}"
-        f" UNION ALL SELECT {', '.join(singles)} FROM {relation} WHERE ({where}) AND ({huge})"
-    )
+    alone = _select_sql(read, f"{relation} WHERE ({where}) AND ({huge})")
+    alone = _select_sql(made | dict.fromkeys(period.of_minutes, "NULL"), f"({alone})")
+    return f"{_sums_sql(made | {**period.of_minutes}, rows)} UNION ALL {alone}"
+
+
+def _sums_sql(values: Mapping[str, str], rows: str) -> str:
+    """Return the SQL that groups rows by all columns that are not aggregated."""
+    sums = {
+        name: f"{_AGGREGATES[name]}({value})" if name in _AGGREGATES else value
+        for name, value in values.items()
+    }
+    keys = ", ".join(value for name, value in values.items() if name not in _AGGREGATES)
+    return _select_sql(sums, f"({rows}) GROUP BY {keys}")
+
+
+def _select_sql(values: Mapping[str, str], rows: str) -> str:
+    made = ", ".join(f'{value} AS "{name}"' for name, value in values.items())
+    return f"SELECT {made} FROM {rows}"  # noqa: S608  # no user's text
 
 
 def _huge_sql(has: Collection[str] | None) -> str:
