@@ -24,7 +24,7 @@ of the option or parameter in errors.
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from gpuledger.errors import ArgumentError
 from gpuledger.texts import shorten_middle
@@ -52,6 +52,21 @@ RANGE_FORMS: Final = (
 DURATION_FORMS: Final = "90s, 15m, 1h30m, 7d or 2w"
 """The forms in help and errors."""
 _SHOWN: Final = 60
+
+
+class WholeUnit(NamedTuple):
+    """A unit in which an option takes whole numbers."""
+
+    name: str
+    """Its name in the plural."""
+    ms: int
+    """Its length in milliseconds."""
+    forms: str
+    """Examples for help and errors."""
+
+
+HOURS: Final = WholeUnit("hours", 3_600_000, "36h, 7d or 2w")
+DAYS: Final = WholeUnit("days", 24 * HOURS.ms, "7d or 2w")
 
 
 def parse_moment(text: str, *, option: str, now_ms: int) -> int:
@@ -90,11 +105,27 @@ def parse_range(text: str, *, option: str, now_ms: int) -> tuple[int, int]:
     return _in_bounds(begin_ms, text, option), _in_bounds(end_ms, text, option)
 
 
+def is_duration(text: str) -> bool:
+    """Return whether a text has the form of a duration."""
+    return _DURATION.fullmatch(text) is not None
+
+
 def parse_duration(text: str, *, option: str, forms: str = DURATION_FORMS) -> int:
     """Return a duration in milliseconds; raise `ArgumentError`, which names `forms`, if invalid."""
     if not _DURATION.fullmatch(text):
         raise _invalid("duration", text, forms, option)
     return _duration_ms(text)
+
+
+def parse_whole(text: str, *, option: str, unit: WholeUnit, minimum: int = 0) -> int:
+    """Return a duration in whole units; raises `ArgumentError` if it is invalid."""
+    count, rest = divmod(parse_duration(text, option=option, forms=unit.forms), unit.ms)
+    if rest or count < minimum:
+        bound = f", at least {minimum}" if minimum else ""
+        raise ArgumentError(
+            option, f"invalid duration {text!r}; it must be whole {unit.name}{bound}"
+        )
+    return count
 
 
 def begin_of_unit(unit: Unit, time_ms: int, *, ahead: int = 0) -> int:

@@ -1,8 +1,15 @@
-"""`gpuledger capacity`: what a fleet of GPUs will need, from the store."""
+"""`gpuledger capacity`: what a fleet of GPUs has, wastes and will need, from the store.
+
+Each report of `gpuledger_reports.capacity.registry` is a command.
+"""
 
 import io
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from inspect import Parameter as SignatureParameter
+from inspect import Signature
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TextIO
 
@@ -10,11 +17,11 @@ import duckdb
 import orjson
 from cyclopts import App, Parameter
 
-from gpuledger.errors import UserError
-from gpuledger.store.views import create_views
-from gpuledger.texts import find_near, shorten
+from gpuledger.clock import NS_PER_US
+from gpuledger.errors import ArgumentError, UserError
+from gpuledger.settings.secret import shown_url
 from gpuledger_cli.long_work import printing_progress
-from gpuledger_cli.option_help import DAYS, duration_option, epilogue, parse_whole
+from gpuledger_cli.option_help import epilogue, time_option
 from gpuledger_cli.query import print_rows
 from gpuledger_cli.store_arguments import (
     StorageOption,
@@ -23,150 +30,174 @@ from gpuledger_cli.store_arguments import (
     storage_options_of,
     written,
 )
-from gpuledger_reports.capacity.demand import DIMENSIONS, Demand, read_demand
-from gpuledger_reports.capacity.outlook import COLUMNS, find_outlook
-from gpuledger_reports.presenting.output import as_csv
+from gpuledger_reports.capacity.asking import NO_HOURS, WINDOW_FORMS, answer, ask, open_store
+from gpuledger_reports.capacity.registry import REPORTS
+from gpuledger_reports.capacity.report import Answer, Question, Report, Row, file_columns
+from gpuledger_reports.presenting.output import as_csv, write_parquet
+from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.reading.times import time_text
 
 _NOTHING: Final = 4
-_MAX_DAYS: Final = 366
-Format = Literal["table", "csv", "json"]
+_LONG: Final = 24
+"""Characters of an example's own options that get a line of their own."""
+_REQUIRED: Final = SignatureParameter.empty
+Text = str | None
+Format = Literal["table", "json", "csv", "parquet"]
 app = App(
     name="capacity",
-    help="Plan capacity: what the fleet will need, from past usage in the store.",
+    help="Plan capacity: what the fleet has, what is wasted and what it will need.",
     help_format="plaintext",
 )
-_HEADINGS: Final[Mapping[str, str]] = {
-    "gpus": "GPUs",
-    "demand": "Demand",
-    "expected": "Expected",
-    "low_80": "80 % from",
-    "high_80": "to",
-    "full_days_p10": "Full in days: P10",
-    "full_days_p50": "P50",
-    "full_days_p90": "P90",
-    "method": "Method",
-    "error": "Error",
-    "coverage_80": "80 % held",
-    "note": "Note",
-}
-"""The columns of the table, with their headings. Files have all columns under their names."""
 
 
-@app.command(
-    name="forecast",
-    help_format="plaintext",
-    help_epilogue=epilogue(
-        "Demand is the mean number of GPUs that are allocated to pods and jobs. Pods that wait for"
-        " GPUs are not included. Each group of GPUs is forecast by the method"
-        " that was better in its past: `weekly_profile` (the usual week, and how the last day"
-        " differs from it) or `seasonal_naive` (the last week again). Expected demand and bands are"
-        " means of the last seven days of the horizon. `Full in days` is when demand reaches the"
-        " GPUs of the last day: with P10, one of ten possible futures is full by then. `Error` is"
-        " the mean absolute error of past forecasts in GPUs, and `80 % held` the share of hours"
-        " that lay within past bands of 80 %.",
-        examples={
-            "The next four weeks by model": "gpuledger capacity forecast --store gpuledger-store",
-            "The next quarter by cluster and node pool": (
-                "gpuledger capacity forecast --store gpuledger-store --by cluster,pool \\\n"
-                "    --horizon 90d"
-            ),
-            "With 64 GPUs fewer for this demand": (
-                "gpuledger capacity forecast --store gpuledger-store --added -64"
-            ),
-        },
-        codes={0: "at least one group is forecast", 4: "no group has enough history"},
-    ),
-)
-def forecast_command(
+def _options_of(report: Report) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, type and default of each option of a report's command."""
+    yield "store", StoreUri, _REQUIRED
+    default = report.default_window
+    default = f"the last {default} of complete usage" if default else "all complete usage"
+    window = f"Time range, by default {default}. Range (UTC): {WINDOW_FORMS}."
+    yield "window", Annotated[Text, Parameter(help=window)], None
+    begin = time_option("Start of the time range instead of --window, a whole hour", name="--from")
+    yield "from_", Annotated[Text, begin], None
+    end = time_option("End of the time range (exclusive), by default the end of complete usage")
+    yield "to", Annotated[Text, end], None
+    by = f"Dimensions, separated by commas: {', '.join(report.dimensions)}."
+    yield "by", Annotated[str, Parameter(help=by)], report.default_by
+    for name, option in report.options.items():
+        own = Parameter(help=option.help, allow_leading_hyphen=option.may_be_negative)
+        yield name, Annotated[Text, own], option.default
+    if report.has_money:
+        prices = "File of prices (YAML), as of `gpuledger bill`; by default example prices."
+        yield "prices", Annotated[Path | None, Parameter(help=prices)], None
+    top = "Number of rows to show, the most important first."
+    yield "top", Annotated[Text, Parameter(help=top)], None
+    yield "format", Annotated[Format, Parameter(help="Format of the result.")], "table"
+    output = "File to write to instead of standard output; required for parquet."
+    yield "output", Annotated[Path | None, Parameter(help=output)], None
+    yield "storage_option", StorageOption, ()
+
+
+def _add(report: Report) -> None:
+    """Add a report's command."""
+
+    def run(**given: Any) -> int:  # noqa: ANN401  # as in its signature
+        return _run(report, **given)
+
+    run.__signature__ = Signature(  # type: ignore[attr-defined]  # read by cyclopts
+        [
+            SignatureParameter(
+                name, SignatureParameter.KEYWORD_ONLY, annotation=kind, default=default
+            )
+            for name, kind, default in _options_of(report)
+        ]
+    )
+    command = f"gpuledger capacity {report.name} --store gpuledger-store"
+    examples = {
+        title: f"{command} {own}".rstrip() if len(own) < _LONG else f"{command} \\\n    {own}"
+        for title, own in report.examples.items()
+    }
+    app.command(
+        run,
+        name=report.name,
+        help=report.summary,
+        help_format="plaintext",
+        help_epilogue=epilogue(
+            report.about,
+            examples=examples,
+            codes={0: report.codes[0], _NOTHING: report.codes[1]},
+        ),
+    )
+
+
+def _run(
+    report: Report,
     *,
-    store: StoreUri,
-    by: Annotated[
-        str, Parameter(help=f"Dimensions, separated by commas: {', '.join(DIMENSIONS)}.")
-    ] = "model",
-    horizon: Annotated[
-        str,
-        duration_option(
-            "How far to forecast; the history must be 27 days longer", forms=DAYS.forms
-        ),
-    ] = "28d",
-    added: Annotated[
-        float,
-        Parameter(
-            help="GPUs to add to each group's own before they are compared with demand; negative"
-            " for GPUs that others will use.",
-            allow_leading_hyphen=True,
-        ),
-    ] = 0.0,
-    format: Annotated[Format, Parameter(help="Format of the result.")] = "table",  # noqa: A002  # the option's name
-    output: Annotated[
-        Path | None, Parameter(help="File to write to instead of standard output.")
-    ] = None,
-    storage_option: StorageOption = (),
+    store: str,
+    storage_option: Sequence[str] = (),
+    format: Format = "table",  # noqa: A002  # the option's name
+    output: Path | None = None,
+    prices: Path | None = None,
+    **given: str | None,
 ) -> int:
-    """Forecast the demand for GPUs, and when all GPUs will be allocated."""
-    dimensions = _dimensions(by)
-    days = parse_whole(horizon, option="--horizon", unit=DAYS, minimum=1)
-    if days > _MAX_DAYS:
-        raise UserError(f"--horizon: {horizon!r} is longer than {_MAX_DAYS} days")
+    if format == "parquet" and output is None:
+        raise UserError("--format parquet: missing --output; give the file to write")
     require_writable(output)
-    with duckdb.connect() as connection:
-        try:
-            create_views(connection, store, storage_options_of(storage_option))
-            groups = read_demand(connection, dimensions)
-        except duckdb.Error as error:
-            raise UserError(f"cannot read the store: {error}") from error
-    rows = _outlooks(groups, dimensions, days=days, added=added)
-    text = io.StringIO()
-    _write(text if output else sys.stdout, format, dimensions, rows)
-    if output:
-        with written(output) as path:
-            path.write_text(text.getvalue(), encoding="utf-8")
-    return 0 if any(row["method"] for row in rows) else _NOTHING
+    policy = read_policy(prices).policy
+    with (
+        _naming_options(),
+        duckdb.connect() as connection,
+        printing_progress(100, what="percent", done="done") as advance,
+    ):
+        complete = open_store(connection, store, storage_options_of(storage_option))
+        question = ask(
+            report,
+            {name.rstrip("_"): text for name, text in given.items() if text is not None},
+            complete=complete,
+            policy=policy,
+            now_us=time.time_ns() // NS_PER_US,
+            advance=advance,
+        )
+        found = answer(report, question, connection)
+    if complete is None:
+        sys.stderr.write(f"gpuledger: {NO_HOURS} --store {shown_url(store)}\n")
+    _write(report, question, found, format=format, output=output)
+    return 0 if found.is_found else _NOTHING
 
 
-def _dimensions(by: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
-    if unknown := [name for name in names if name not in DIMENSIONS]:
-        near = find_near(unknown[0], DIMENSIONS)
-        hint = f"did you mean {near}?" if near else f"choose from {', '.join(DIMENSIONS)}"
-        raise UserError(f"--by: unknown dimension {shorten(unknown[0], 40)!r}; {hint}")
-    if not names:
-        raise UserError(f"--by: empty; choose from {', '.join(DIMENSIONS)}")
-    return names
-
-
-def _outlooks(
-    groups: Sequence[Demand], dimensions: Sequence[str], *, days: int, added: float
-) -> list[dict[str, Any]]:
-    rows = []
-    with printing_progress(len(groups), what="groups of GPUs", done="forecast") as advance:
-        for group in groups:
-            rows.append(find_outlook(group, dimensions, days=days, added_gpus=added))
-            advance(1)
-    return rows
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    """Convert an ArgumentError raised in the context to a UserError that names the option."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise UserError(f"--{error.name.replace('_', '-')}: {error.problem}") from error
 
 
 def _write(
-    file: TextIO,
+    report: Report,
+    question: Question,
+    found: Answer,
+    *,
     format: Format,  # noqa: A002  # the option's name
-    dimensions: Sequence[str],
-    rows: Sequence[Mapping[str, Any]],
+    output: Path | None,
 ) -> None:
-    if format == "json":
-        file.write(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode() + "\n")
-    elif format == "csv":
-        file.write(as_csv([*dimensions, *COLUMNS], map(dict, rows)))
+    columns = file_columns(report, question.by, found.rows)
+    if format == "parquet" and output is not None:
+        with written(output) as path:
+            write_parquet(columns, map(_flat, found.rows), file=path)
     else:
-        headings = {**{name: name.replace("_", " ").capitalize() for name in dimensions}}
-        headings |= _HEADINGS
-        cells = [[_cell(name, row) for name in headings] for row in rows]
-        print_rows(file, [*headings.values()], cells, expanded=None)
+        text = io.StringIO()
+        file = text if output else sys.stdout
+        if format == "json":
+            file.write(orjson.dumps(found.rows, option=orjson.OPT_INDENT_2).decode() + "\n")
+        elif format == "csv":
+            file.write(as_csv([*columns], map(_flat, found.rows)))
+        else:
+            _print_table(report, question, found, file)
+        if output:
+            with written(output) as path:
+                path.write_text(text.getvalue(), encoding="utf-8")
+    if format != "table":
+        for note in found.notes:
+            sys.stderr.write(f"gpuledger: {note}\n")
 
 
-def _cell(name: str, row: Mapping[str, Any]) -> str:
-    value = row[name]
-    if name.startswith("full_days_") and row["method"]:
-        return f"> {row['horizon_days']}" if value is None else f"{value:g}"
-    if name == "coverage_80" and value is not None:
-        return f"{value:.0%}"
-    return "" if value is None else str(value)
+def _print_table(report: Report, question: Question, found: Answer, file: TextIO) -> None:
+    headings = {name: name.replace("_", " ").capitalize() for name in question.by}
+    headings |= {name: heading for name, heading in report.columns.items() if heading}
+    cells = [[report.cell(name, row) for name in headings] for row in found.rows]
+    print_rows(file, [*headings.values()], cells, expanded=None)
+    begin, end = map(time_text, question.window)
+    file.writelines(f"{note}\n" for note in (f"Usage from {begin} to {end}.", *found.notes))
+
+
+def _flat(row: Row) -> Row:
+    """Return a row for CSV and Parquet, with lists and objects as JSON."""
+    return {
+        name: orjson.dumps(value).decode() if isinstance(value, list | dict) else value
+        for name, value in row.items()
+    }
+
+
+for _report in REPORTS.values():
+    _add(_report)

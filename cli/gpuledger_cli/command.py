@@ -66,7 +66,10 @@ _COMMANDS: Final = {
         "bill:app",
         "Calculate what GPUs cost and for whom; close periods, explain line items.",
     ),
-    "capacity": ("capacity:app", "Forecast the demand for GPUs, and when they will be full."),
+    "capacity": (
+        "capacity:app",
+        "Plan capacity: what the fleet has, what is wasted and what it will need.",
+    ),
     "replay": (
         "replay.replay_command:app",
         "Run the join again over a time range; write the events or compare them.",

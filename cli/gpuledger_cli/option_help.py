@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from cyclopts import Parameter
 
@@ -23,21 +23,6 @@ COMMON_CODES: Final = {
     130: "interrupted",
 }
 _DAY_SECONDS: Final = 86_400.0
-
-
-class WholeUnit(NamedTuple):
-    """A unit in which an option takes whole numbers."""
-
-    name: str
-    """Its name in the plural."""
-    ms: int
-    """Its length in milliseconds."""
-    forms: str
-    """Examples for help and errors."""
-
-
-HOURS: Final = WholeUnit("hours", 3_600_000, "36h, 7d or 2w")
-DAYS: Final = WholeUnit("days", 24 * HOURS.ms, "7d or 2w")
 
 
 def time_option(meaning: str, *, name: str | None = None) -> Parameter:
@@ -71,17 +56,6 @@ def parse_seconds(
     if not minimum <= seconds <= maximum:
         raise ArgumentError(option, f"invalid duration {text!r}; it must be {bounds}")
     return seconds
-
-
-def parse_whole(text: str, *, option: str, unit: WholeUnit, minimum: int = 0) -> int:
-    """Return a duration in whole units; raises `ArgumentError` if it is invalid."""
-    count, rest = divmod(parse_duration(text, option=option, forms=unit.forms), unit.ms)
-    if rest or count < minimum:
-        bound = f", at least {minimum}" if minimum else ""
-        raise ArgumentError(
-            option, f"invalid duration {text!r}; it must be whole {unit.name}{bound}"
-        )
-    return count
 
 
 def epilogue(

@@ -20,15 +20,12 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.store.query import no_store
 from gpuledger.store.schema import ENTRIES, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
-from gpuledger.time_ranges import write_duration
+from gpuledger.time_ranges import DAYS, HOURS, parse_whole, write_duration
 from gpuledger_cli.option_help import (
-    DAYS,
-    HOURS,
     duration_option,
     epilogue,
     limits,
     parse_seconds,
-    parse_whole,
 )
 from gpuledger_cli.store_arguments import StorageOption, StoreUri, storage_options_of
 from gpuledger_sinks.errors import ReceiverUnavailableError

@@ -32,6 +32,7 @@ from gpuledger.runtime import configure_logs
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings
 from gpuledger.store.query import count_rows
+from gpuledger.time_ranges import DAYS
 from gpuledger_cli.demo.bus import RunTopics
 from gpuledger_cli.demo.interruption import INTERRUPTED, unless_stopped
 from gpuledger_cli.demo.pipeline import Run, drain, running
@@ -63,7 +64,6 @@ from gpuledger_cli.demo.tables import as_help
 from gpuledger_cli.demo.totals import as_line
 from gpuledger_cli.in_process.store_directory import mark_finished
 from gpuledger_cli.option_help import (
-    DAYS,
     duration_option,
     epilogue,
     limits,

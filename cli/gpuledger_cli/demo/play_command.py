@@ -17,13 +17,12 @@ import yaml
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger.records.base import BaseRecord
-from gpuledger.time_ranges import begin_of_unit, parse_moment, write_moment
+from gpuledger.time_ranges import DAYS, begin_of_unit, parse_moment, parse_whole, write_moment
 from gpuledger_cli.demo.play import play
 from gpuledger_cli.demo.screen import ScreenLine
 from gpuledger_cli.demo.tables import TableColumn, fit, line, note_hidden
 from gpuledger_cli.in_process.store_directory import make_directory
 from gpuledger_cli.long_work import printing_progress, run_cancellable
-from gpuledger_cli.option_help import DAYS, parse_whole
 from gpuledger_reports.presenting.output import efficiency_text
 from gpuledger_simulator.fleet.load import load_fleet
 from gpuledger_simulator.fleet.plan import FleetPlan, plan_fleet

@@ -2,32 +2,26 @@
 
 Demand is allocated time of GPUs by pods and jobs: GPU-hours in an hour, so 1 is a whole GPU. A MIG
 instance counts as its part of the GPU. GPUs are counted by the time that samples cover.
-
-The first and the newest hour are left out, because usage may cover only a part of them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import duckdb
 
-DIMENSIONS: Final[Mapping[str, str]] = {
-    "cluster": "cluster",
-    "pool": "node_pool",
-    "model": "model",
-    "instance_type": "instance_type",
-    "zone": "zone",
-    "capacity_type": "capacity_type",
-}
-"""The column of the view `usage_hourly` for each dimension of a report."""
+from gpuledger_reports.capacity.report import GPU_DIMENSIONS
+from gpuledger_reports.reading.times import Window
+
 _SQL: Final = """
     SELECT epoch(hour)::BIGINT // 3600 AS hour_number, {columns},
         coalesce(sum(allocated_gpu_hours) FILTER (
             allocated_job_id IS NOT NULL OR allocated_pod_state <> 'unknown'), 0) AS allocated,
         coalesce(sum(allocated_gpu_hours) FILTER (allocated_pod_state = 'unknown'), 0) AS unknown,
         coalesce(sum(allocated_gpu_hours), 0) AS present
-    FROM usage_hourly WHERE category = 'idle'
+    FROM usage_hourly
+    WHERE category = 'idle'
+        AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
     GROUP BY ALL ORDER BY hour_number
 """
 Key = tuple[str | None, ...]
@@ -53,13 +47,15 @@ class Demand:
     """GPU-hours whose allocation is unknown, and which do not count as demand."""
 
 
-def read_demand(connection: duckdb.DuckDBPyConnection, by: Iterable[str]) -> list[Demand]:
+def read_demand(
+    connection: duckdb.DuckDBPyConnection, by: Sequence[str], *, window: Window
+) -> list[Demand]:
     """Return the demand of each group of GPUs, the largest first.
 
-    `connection` has the store's views; `by` are names in `DIMENSIONS`.
+    `connection` has the store's views; `by` are names in `GPU_DIMENSIONS`.
     """
-    columns = ", ".join(DIMENSIONS[name] for name in by)
-    rows = connection.sql(_SQL.format(columns=columns)).fetchall()
+    columns = ", ".join(GPU_DIMENSIONS[name] for name in by)
+    rows = connection.execute(_SQL.format(columns=columns), window._asdict()).fetchall()
     return find_demand((row[0], tuple(row[1:-3]), *row[-3:]) for row in rows)
 
 
@@ -75,14 +71,8 @@ def find_demand(hours: Iterable[Hour]) -> list[Demand]:
         groups.setdefault(key, {})[at] = (allocated, unknown, present)
     if not groups:
         return []
-    # The first hour and the newest hour of the store, not of each group.
-    first = min(min(found) for found in groups.values()) + 1
-    end = max(max(found) for found in groups.values())
-    made = [
-        _demand(key, {at: amounts for at, amounts in found.items() if first <= at < end}, end)
-        for key, found in groups.items()
-        if any(first <= at < end for at in found)
-    ]
+    end = max(max(found) for found in groups.values()) + 1
+    made = [_demand(key, found, end) for key, found in groups.items()]
     return sorted(made, key=lambda demand: (-demand.gpus, str(demand.key)))
 
 

@@ -1,36 +1,50 @@
-"""The outlook of a group of GPUs: its forecast demand, compared with its GPUs. Pure."""
+"""The report `forecast`: each group's forecast demand, compared with its GPUs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from gpuledger_reports.capacity.demand import Demand
+import duckdb
+
+from gpuledger_reports.capacity.demand import Demand, read_demand
 from gpuledger_reports.capacity.forecasting import DAY, WEEK, Forecast, forecast, hours_needed
+from gpuledger_reports.capacity.report import (
+    GPU_DIMENSIONS,
+    Answer,
+    Option,
+    Question,
+    Report,
+    number,
+    plain_cell,
+    whole,
+)
 
 _SHARES: Final = (0.1, 0.5, 0.9)
 _ALL_BUT: Final = 0.01
 """How many GPUs may be free if a group counts as full."""
-COLUMNS: Final = (
-    "history_days",
-    "gpus",
-    "demand",
-    "horizon_days",
-    "expected",
-    "low_80",
-    "high_80",
-    "low_95",
-    "high_95",
-    *(f"full_days_p{share * 100:.0f}" for share in _SHARES),
-    "method",
-    "error",
-    "naive_error",
-    "coverage_80",
-    "coverage_95",
-    "filled_hours",
-    "unknown_gpu_hours",
-    "note",
-)
-"""The columns of an outlook after its dimensions. Amounts are GPUs, unless the name has a unit."""
+COLUMNS: Final[Mapping[str, str]] = {
+    "history_days": "",
+    "gpus": "GPUs",
+    "demand": "Demand",
+    "horizon_days": "",
+    "expected": "Expected",
+    "low_80": "80 % from",
+    "high_80": "to",
+    "low_95": "",
+    "high_95": "",
+    "full_days_p10": "Full in days: P10",
+    "full_days_p50": "P50",
+    "full_days_p90": "P90",
+    "method": "Method",
+    "error": "Error",
+    "naive_error": "",
+    "coverage_80": "80 % held",
+    "coverage_95": "",
+    "filled_hours": "",
+    "unknown_gpu_hours": "",
+    "note": "Note",
+}
+"""The columns of an outlook after its dimensions, with their headings."""
 
 
 def find_outlook(
@@ -87,3 +101,65 @@ def _of_forecast(made: Forecast, gpus: float) -> dict[str, Any]:
 def _mean_of_end(hours: Sequence[float]) -> float:
     """Return the mean of the last week, or of all hours if there are fewer."""
     return round(fmean(hours[-WEEK:]), 2)
+
+
+def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+    groups = read_demand(connection, question.by, window=question.window)
+    days, added = question.options["horizon"], question.options["added"]
+    rows = [
+        find_outlook(group, question.by, days=days, added_gpus=added)
+        for group in question.each(groups)
+    ]
+    return Answer(rows=rows, is_found=any(row["method"] for row in rows))
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    value = row[name]
+    if name.startswith("full_days_") and row["method"] and value is None:
+        return f"> {row['horizon_days']}"
+    if name == "coverage_80" and value is not None:
+        return f"{value:.0%}"
+    return plain_cell(name, row)
+
+
+REPORT: Final = Report(
+    name="forecast",
+    summary="Forecast the demand for GPUs, and when all GPUs will be allocated.",
+    about=(
+        "Demand is the mean number of GPUs that are allocated to pods and jobs. Pods that wait for"
+        " GPUs are not included. Each group of GPUs is forecast by the method"
+        " that was better in its past: `weekly_profile` (the usual week, and how the last day"
+        " differs from it) or `seasonal_naive` (the last week again). Expected demand and bands are"
+        " means of the last seven days of the horizon. `Full in days` is when demand reaches the"
+        " GPUs of the last day: with P10, one of ten possible futures is full by then. `Error` is"
+        " the mean absolute error of past forecasts in GPUs, and `80 % held` the share of hours"
+        " that lay within past bands of 80 %."
+    ),
+    examples={
+        "The next four weeks by model": "",
+        "The next quarter by cluster and node pool": "--by cluster,pool --horizon 90d",
+        "With 64 GPUs fewer for this demand": "--added -64",
+    },
+    columns=COLUMNS,
+    texts=frozenset({"method", "note"}),
+    dimensions=GPU_DIMENSIONS,
+    default_by="model",
+    default_window=None,
+    options={
+        "horizon": Option(
+            help="How far to forecast; the history must be 27 days longer. Duration: 7d or 2w.",
+            default="28d",
+            parse=whole(maximum=366),
+        ),
+        "added": Option(
+            help="GPUs to add to each group's own before they are compared with demand; negative"
+            " for GPUs that others will use.",
+            default="0",
+            parse=number,
+            may_be_negative=True,
+        ),
+    },
+    codes=("at least one group is forecast", "no group has enough history"),
+    cell=_cell,
+    read=_read,
+)

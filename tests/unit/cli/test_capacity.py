@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from gpuledger_cli.command import main
@@ -44,6 +45,18 @@ def test_the_table_and_the_files_show_the_same_forecast(
     assert "> 1" in shown["table"]
 
 
+def test_a_parquet_file_has_the_same_rows_and_needs_a_name(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "forecast.parquet"
+    arguments = ["capacity", "forecast", "--store", store, "--horizon", "1d", "--format", "parquet"]
+    assert main([*arguments, "--output", str(output)]) == 0
+    query = f"SELECT model, gpus, typeof(full_days_p10) FROM '{output}'"
+    assert duckdb.sql(query).fetchall() == [("H100", 2.0, "DOUBLE")]
+    assert main(arguments) == 2
+    assert "--format parquet: missing --output" in capsys.readouterr().err
+
+
 def test_without_enough_history_the_exit_code_and_the_note_say_so(
     store: str, tmp_path: Path
 ) -> None:
@@ -61,6 +74,10 @@ def test_without_enough_history_the_exit_code_and_the_note_say_so(
         ("--by", ",", "--by: empty; choose from cluster"),
         ("--horizon", "36h", "--horizon: invalid duration '36h'; it must be whole days"),
         ("--horizon", "500d", "--horizon: '500d' is longer than 366 days"),
+        ("--added", "many", "--added: invalid value 'many'; give a number"),
+        ("--window", "2020", "--window: has no complete usage; give a time between 2026-10-01T01"),
+        ("--to", "2026-10-02", "--from: is missing; give it with `to`"),
+        ("--top", "-1", "--top: "),
         ("--format", "xml", "--format"),
     ],
 )

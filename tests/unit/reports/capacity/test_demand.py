@@ -8,7 +8,18 @@ import pytest
 
 from gpuledger.store.views import create_views
 from gpuledger_reports.capacity.demand import Demand, Hour, find_demand, read_demand
-from tests.unit.reports.stores import HOUR_NS, UNKNOWN, Row, allocated, write_store
+from gpuledger_reports.reading.times import Window
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    UNKNOWN,
+    Row,
+    allocated,
+    write_store,
+)
+
+WINDOW = Window(BEGIN_US + HOUR_US, BEGIN_US + 3 * HOUR_US)
 
 
 def hours(key: str, *amounts: tuple[int, float]) -> list[Hour]:
@@ -19,7 +30,7 @@ def hours(key: str, *amounts: tuple[int, float]) -> list[Hour]:
 def demand_of(store: Path, usage: list[Row], by: tuple[str, ...] = ("model",)) -> list[Demand]:
     with duckdb.connect() as connection:
         create_views(connection, write_store(store, usage_hourly=usage))
-        return read_demand(connection, by)
+        return read_demand(connection, by, window=WINDOW)
 
 
 def test_allocated_time_is_demand_and_neither_idle_nor_unknown_time(tmp_path: Path) -> None:
@@ -34,7 +45,6 @@ def test_allocated_time_is_demand_and_neither_idle_nor_unknown_time(tmp_path: Pa
         ]
     h100, l4 = demand_of(tmp_path, usage)
     assert (h100.key, l4.key) == (("H100",), ("L4",))
-    # Of four hours, the first and the newest are left out.
     assert h100.allocated == pytest.approx((1.5, 1.5))
     assert (h100.gpus, l4.gpus) == (2.0, 1.0)
     assert h100.unknown_hours == pytest.approx(0.5)
@@ -50,15 +60,15 @@ def test_an_instance_counts_as_its_part_of_the_gpu(tmp_path: Path) -> None:
     }
     usage = [allocated(hour, "serve", gpu="MIG-1", **mig) for hour in range(3)]
     (found,) = demand_of(tmp_path, usage)
-    assert found.allocated == pytest.approx((2 / 7,))
+    assert found.allocated == pytest.approx((2 / 7,) * 2)
 
 
 def test_a_store_without_usage_has_no_demand(tmp_path: Path) -> None:
-    assert demand_of(tmp_path, [allocated(0, "train")]) == []
+    assert demand_of(tmp_path, [allocated(0, "train")]) == []  # before the window
 
 
 def test_hours_without_samples_have_the_demand_of_the_hour_before_and_are_counted() -> None:
-    found = find_demand([*hours("a", (0, 9), (1, 1), (2, 2), (5, 1), (6, 9))])
+    found = find_demand([*hours("a", (1, 1), (2, 2), (5, 1))])
     assert found == [
         Demand(
             key=("a",),
@@ -77,4 +87,4 @@ def test_a_group_that_has_gone_has_no_gpus_and_no_demand() -> None:
     first, last = find_demand(sorted([*kept, *gone]))
     assert (first.key, first.gpus) == (("kept",), 2.0)
     assert (last.key, last.gpus, last.filled_hours) == (("gone",), 0.0, 0)
-    assert last.allocated == (2,) * 19 + (0.0,) * 39
+    assert last.allocated == (2,) * 20 + (0.0,) * 40

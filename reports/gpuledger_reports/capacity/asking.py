@@ -1,0 +1,132 @@
+"""Asks a capacity report: parses what a user gives, and answers it from a store.
+
+Errors are `ArgumentError`, which name the option or parameter.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import duckdb
+
+from gpuledger.errors import ArgumentError, UserError
+from gpuledger.store.query import relation
+from gpuledger.store.usage_schema import USAGE_HOURLY
+from gpuledger.store.views import create_views, valid_through
+from gpuledger.texts import find_near, shorten
+from gpuledger.time_ranges import HOURS, RANGE_FORMS, is_duration, parse_whole
+from gpuledger_reports.capacity.report import Answer, Question, Report
+from gpuledger_reports.pricing.periods import bill_window, parse_window
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.reading.times import HOUR_US, Window, time_text
+
+WINDOW_FORMS: Final = f"{RANGE_FORMS}; a duration ends with complete usage"
+NO_HOURS: Final = (
+    "usage_hourly has no rows yet, because usage has not been summed up; run"
+    " `gpuledger store maintain`"
+)
+"""What to say if there is no complete usage."""
+
+
+def open_store(
+    connection: duckdb.DuckDBPyConnection, store: str, options: Mapping[str, str] | None = None
+) -> Window | None:
+    """Create the store's views; return the time of complete hourly usage, `None` without any.
+
+    Raises `UserError` if there is no store.
+    """
+    files = create_views(connection, store, options)[USAGE_HOURLY.name]
+    if not files:
+        return None
+    # From the files, because the view would join descriptions.
+    limits = f"SELECT epoch_us(min(hour)), epoch_us(max(hour)) FROM {relation(files)}"  # noqa: S608  # quoted files
+    ((begin_us, newest_us),) = connection.sql(limits).fetchall()
+    complete = valid_through(store, USAGE_HOURLY.name, options)
+    # Usage may cover only a part of the first hour and, without a mark, of the newest one.
+    begin_us, end_us = begin_us + HOUR_US, newest_us
+    if complete is not None:
+        end_us = min(newest_us + HOUR_US, round(complete.timestamp()) * 10**6 // HOUR_US * HOUR_US)
+    return Window(begin_us, end_us) if begin_us < end_us else Window(end_us - HOUR_US, end_us)
+
+
+def ask(
+    report: Report,
+    given: Mapping[str, str],
+    *,
+    complete: Window | None,
+    policy: BillPolicy,
+    now_us: int,
+    advance: Callable[[int], None],
+) -> Question:
+    """Return the question of the given texts: `window`, or `from` and `to`; `by`; `top`; options.
+
+    `complete` is the time of complete usage.
+    """
+    return Question(
+        window=_window(report, given, complete=complete, now_us=now_us),
+        by=_dimensions(report, given.get("by", report.default_by)),
+        policy=policy,
+        top=_top(given["top"]) if "top" in given else None,
+        options={
+            name: None if text is None else option.parse(text, name)
+            for name, option in report.options.items()
+            for text in [given.get(name, option.default)]
+        },
+        advance=advance,
+    )
+
+
+def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnection) -> Answer:
+    """Return a report's answer, with at most `top` rows. Raises `UserError` if reading fails."""
+    try:
+        found = report.read(connection, question)
+    except duckdb.Error as error:
+        raise UserError(f"cannot read the store: {error}") from error
+    rows = found.rows[: question.top]
+    return replace(found, rows=rows, is_found=found.is_found and bool(rows))
+
+
+def _window(
+    report: Report, given: Mapping[str, str], *, complete: Window | None, now_us: int
+) -> Window:
+    known = complete or Window(0, now_us // HOUR_US * HOUR_US)
+    times = {name: given[name] for name in ("from", "to") if name in given}
+    text = given.get("window", None if times else report.default_window)
+    if text is not None and times:
+        raise ArgumentError("window", "conflicts with from and to; give either, not both")
+    if text is None:
+        asked = bill_window(times, now_us=now_us, complete_until_us=lambda: known.end_us) or known
+    elif is_duration(text):
+        hours = parse_whole(text, option="window", unit=HOURS, minimum=1)
+        asked = Window(known.end_us - hours * HOUR_US, known.end_us)
+    else:
+        asked = parse_window(text, option="window", now_us=now_us)
+    window = Window(max(asked.begin_us, known.begin_us), min(asked.end_us, known.end_us))
+    if window.begin_us >= window.end_us:
+        begin, end = map(time_text, known)
+        raise ArgumentError(
+            "from" if times else "window",
+            f"has no complete usage; give a time between {begin} and {end}",
+        )
+    return window
+
+
+def _dimensions(report: Report, by: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
+    known = ", ".join(report.dimensions)
+    if not names:
+        raise ArgumentError("by", f"empty; choose from {known}")
+    for name in names:
+        if name not in report.dimensions:
+            near = find_near(name, report.dimensions)
+            hint = f"did you mean {near}?" if near else f"choose from {known}"
+            raise ArgumentError("by", f"unknown dimension {shorten(name, 40)!r}; {hint}")
+    return names
+
+
+def _top(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ArgumentError(
+            "top", f"invalid value {shorten(text, 40)!r}; give a whole number from 1"
+        )
+    return int(text)

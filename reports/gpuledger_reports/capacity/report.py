@@ -1,0 +1,172 @@
+"""What a capacity report is: its question, its answer, its columns and its own options.
+
+A report is a module of this package that ends with `REPORT`, and is listed in `registry`. The
+command, the HTTP API and the headline metrics are made from the registry.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import duckdb
+
+from gpuledger.errors import ArgumentError
+from gpuledger.time_ranges import DAYS, WholeUnit, parse_whole
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.reading.times import Window
+
+T = TypeVar("T")
+Row = dict[str, Any]
+"""Values that JSON has: text, numbers, lists, objects, or `None` where nothing is known."""
+GPU_DIMENSIONS: Final[Mapping[str, str]] = {
+    "cluster": "cluster",
+    "pool": "node_pool",
+    "model": "model",
+    "instance_type": "instance_type",
+    "zone": "zone",
+    "capacity_type": "capacity_type",
+}
+"""The column of the views of usage for each dimension that describes GPUs."""
+
+
+def as_written(text: str, _: str) -> str:
+    """Return an option's text."""
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option of one report, given as text: of the command or of a request."""
+
+    help: str
+    default: str | None = None
+    """As a user would write it; without it, the option's value is `None`."""
+    parse: Callable[[str, str], Any] = as_written
+    """Takes the text and the option's name; raises `ArgumentError` with problem and fix."""
+    may_be_negative: bool = False
+
+
+def whole(
+    unit: WholeUnit = DAYS, *, minimum: int = 1, maximum: int | None = None
+) -> Callable[[str, str], int]:
+    """Return the parser of a duration in whole units."""
+
+    def parse(text: str, name: str) -> int:
+        count = parse_whole(text, option=name, unit=unit, minimum=minimum)
+        if maximum is not None and count > maximum:
+            raise ArgumentError(name, f"{text!r} is longer than {maximum} {unit.name}")
+        return count
+
+    return parse
+
+
+def number(text: str, name: str) -> float:
+    """Parse a number."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ArgumentError(name, f"invalid value {text!r}; give a number")
+    return found
+
+
+def one_of(*choices: str) -> Callable[[str, str], str]:
+    """Return the parser of a choice."""
+
+    def parse(text: str, name: str) -> str:
+        if text not in choices:
+            raise ArgumentError(name, f"invalid value {text!r}; give {' or '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a report."""
+
+    window: Window
+    """Whole hours, all of them complete."""
+    by: tuple[str, ...]
+    """Names of the report's dimensions."""
+    policy: BillPolicy
+    """Prices, for money."""
+    top: int | None = None
+    """The number of rows wanted, the most important first. A report may ignore it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The parsed value of each of the report's own options."""
+    advance: Callable[[int], None] = _ignore
+    """Reports progress, in percent since the last call."""
+
+    def each(self, items: Sequence[T]) -> Iterator[T]:
+        """Yield items, and report progress after each."""
+        for at, item in enumerate(items):
+            yield item
+            self.advance(100 * (at + 1) // len(items) - 100 * at // len(items))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The rows of a report, the most important first."""
+
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+    """Sentences under the table, such as what could not be known."""
+    is_found: bool = True
+    """Whether the rows have a result; a report without rows never has one."""
+
+
+def plain_cell(name: str, row: Mapping[str, Any]) -> str:
+    """Return a value as the table shows it; a column `…_ratio` is shown in percent."""
+    value = row[name]
+    if value is None:
+        return ""
+    if name.endswith("_ratio"):
+        return f"{100 * value:.3g} %"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A report on capacity. Amounts are GPUs or GPU-hours, unless a column's name has a unit."""
+
+    name: str
+    summary: str
+    """One sentence."""
+    about: str = ""
+    """How the result is read and made, in a few sentences."""
+    examples: Mapping[str, str]
+    """Arguments after `gpuledger capacity NAME --store STORE`, by title."""
+    columns: Mapping[str, str]
+    """Each column after the dimensions, with its heading; the table omits columns without one."""
+    texts: frozenset[str] = frozenset({"note"})
+    """The columns that are text; the others are numbers."""
+    dimensions: Mapping[str, str]
+    """Names that `by` may have, with the SQL for each."""
+    default_by: str
+    default_window: str | None = "30d"
+    """`None` for all complete usage."""
+    has_money: bool = False
+    """Whether prices have an effect."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    codes: tuple[str, str] = ("the report has rows", "nothing is found")
+    """What exit codes 0 and 4 mean."""
+    cell: Callable[[str, Mapping[str, Any]], str] = plain_cell
+    """Returns a value as the table shows it, from the column's name and the row."""
+    read: Callable[[duckdb.DuckDBPyConnection, Question], Answer]
+    """Answers a question from a connection with the store's views."""
+
+
+def file_columns(report: Report, by: Iterable[str], rows: Iterable[Row]) -> dict[str, str]:
+    """Return the DuckDB type of each column of a file."""
+    texts = report.texts | {name for row in rows for name in row if isinstance(row[name], str)}
+    return {
+        **dict.fromkeys(by, "VARCHAR"),
+        **{name: "VARCHAR" if name in texts else "DOUBLE" for name in report.columns},
+    }

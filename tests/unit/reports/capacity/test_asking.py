@@ -1,0 +1,160 @@
+"""What a user gives becomes a question, and a report's answer is cut to what was asked."""
+
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from gpuledger.errors import ArgumentError
+from gpuledger.store.commits import describe
+from gpuledger_reports.capacity.asking import answer, ask, open_store
+from gpuledger_reports.capacity.report import (
+    Answer,
+    Option,
+    Question,
+    Report,
+    file_columns,
+    number,
+    one_of,
+    plain_cell,
+    whole,
+)
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
+from tests.tables import for_each
+from tests.unit.reports.stores import BEGIN_US, allocated, node_row, write_store
+
+COMPLETE = Window(BEGIN_US, BEGIN_US + 60 * DAY_US)
+NOW_US = COMPLETE.end_us + 10 * 60 * 10**6
+
+
+def report(rows: int = 0) -> Report:
+    """Return a report with a row for each number below `rows`."""
+    return Report(
+        name="count",
+        summary="Count.",
+        examples={},
+        columns={"count": "Count", "idle_ratio": "Idle"},
+        dimensions={"cluster": "cluster", "model": "model"},
+        default_by="model",
+        options={
+            "horizon": Option(help="", default="28d", parse=whole(maximum=30)),
+            "added": Option(help="", parse=number),
+            "history": Option(help="", parse=one_of("hour", "day")),
+        },
+        read=lambda _, __: Answer(rows=[{"model": None, "count": n} for n in range(rows)]),
+    )
+
+
+def asked(given: dict[str, str], complete: Window | None = COMPLETE) -> Question:
+    return ask(
+        report(),
+        given,
+        complete=complete,
+        policy=BillPolicy(),
+        now_us=NOW_US,
+        advance=lambda _: None,
+    )
+
+
+def window_of(given: dict[str, str]) -> tuple[float, float]:
+    """Return the window's days after the first complete one."""
+    begin_us, end_us = asked(given).window
+    return (begin_us - BEGIN_US) / DAY_US, (end_us - BEGIN_US) / DAY_US
+
+
+@for_each(
+    "given, days",
+    [
+        ({}, (30, 60)),
+        ({"window": "12h"}, (59.5, 60)),
+        ({"window": "90d"}, (0, 60)),
+        ({"window": "2026-11"}, (31, 60)),
+        ({"from": "2026-11-01"}, (31, 60)),
+        ({"from": "2026-11-01", "to": "2026-11-02"}, (31, 32)),
+    ],
+)
+def test_the_window_ends_with_complete_usage_at_the_latest(
+    given: dict[str, str], days: tuple[float, float]
+) -> None:
+    assert window_of(given) == days
+
+
+def test_without_usage_the_window_ends_with_the_last_hour() -> None:
+    end_us = asked({}, complete=None).window.end_us
+    assert NOW_US - HOUR_US < end_us <= NOW_US
+    assert end_us % HOUR_US == 0
+
+
+def test_options_have_their_defaults_and_are_parsed() -> None:
+    assert asked({}).options == {"horizon": 28, "added": None, "history": None}
+    found = asked({"horizon": "2w", "added": "-6.5", "history": "day", "by": "model,cluster,model"})
+    assert found.options == {"horizon": 14, "added": -6.5, "history": "day"}
+    assert found.by == ("model", "cluster")
+
+
+@for_each(
+    "given, message",
+    [
+        ({"window": "1h", "from": "-2d"}, "window: conflicts with from and to"),
+        ({"window": "2025"}, "window: has no complete usage; give a time between 2026-10-01T00"),
+        ({"window": "36s"}, "window: invalid duration '36s'; it must be whole hours, at least 1"),
+        ({"to": "2026-11-02"}, "from: is missing; give it with `to`"),
+        ({"from": "2025-01-01", "to": "2025-01-02"}, "from: has no complete usage"),
+        ({"by": "modle"}, "by: unknown dimension 'modle'; did you mean model?"),
+        ({"by": ","}, "by: empty; choose from cluster, model"),
+        ({"top": "0"}, "top: invalid value '0'; give a whole number from 1"),
+        ({"horizon": "36h"}, "horizon: invalid duration '36h'; it must be whole days, at least 1"),
+        ({"horizon": "5w"}, "horizon: '5w' is longer than 30 days"),
+        ({"added": "nan"}, "added: invalid value 'nan'; give a number"),
+        ({"history": "week"}, "history: invalid value 'week'; give hour or day"),
+    ],
+)
+def test_a_mistake_is_named_with_its_fix(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ArgumentError, match=r"^.") as raised:
+        asked(given)
+    assert str(raised.value).startswith(message)
+
+
+def test_an_answer_has_at_most_the_rows_asked_for() -> None:
+    with duckdb.connect() as connection:
+        found = answer(report(rows=5), asked({"top": "2"}), connection)
+        assert ([row["count"] for row in found.rows], found.is_found) == ([0, 1], True)
+        assert not answer(report(), asked({}), connection).is_found
+
+
+def test_progress_ends_at_100_percent() -> None:
+    done: list[int] = []
+    question = Question(window=COMPLETE, by=("model",), policy=BillPolicy(), advance=done.append)
+    assert list(question.each("abcdefg")) == [*"abcdefg"]
+    assert sum(done) == 100
+
+
+def test_usage_is_complete_without_its_first_and_its_newest_hour(tmp_path: Path) -> None:
+    store = write_store(tmp_path, usage_hourly=[allocated(hour, "train") for hour in range(4)])
+    with duckdb.connect() as connection:
+        assert open_store(connection, store) == (BEGIN_US + HOUR_US, BEGIN_US + 3 * HOUR_US)
+
+
+def test_a_commit_that_ends_with_an_hour_makes_this_hour_complete(tmp_path: Path) -> None:
+    mark = describe(valid_through={"3": BEGIN_US + 4 * HOUR_US})
+    rows = [allocated(hour, "train") for hour in range(4)]
+    store = write_store(tmp_path, properties=mark, usage_hourly=rows)
+    with duckdb.connect() as connection:
+        assert open_store(connection, store) == (BEGIN_US + HOUR_US, BEGIN_US + 4 * HOUR_US)
+
+
+def test_a_store_without_hourly_usage_has_no_complete_time(tmp_path: Path) -> None:
+    store = write_store(tmp_path, nodes=[node_row()])
+    with duckdb.connect() as connection:
+        assert open_store(connection, store) is None
+
+
+def test_cells_and_types_follow_from_names_and_values() -> None:
+    row = {"idle_ratio": 0.4567, "count": 3.0, "model": None}
+    assert [plain_cell(name, row) for name in row] == ["45.7 %", "3", ""]
+    assert file_columns(report(), ("model",), [{"count": "three"}]) == {
+        "model": "VARCHAR",
+        "count": "VARCHAR",
+        "idle_ratio": "DOUBLE",
+    }
