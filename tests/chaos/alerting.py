@@ -15,7 +15,7 @@ from tests.chaos.scrapes import SCRAPE_SECONDS
 if TYPE_CHECKING:
     from tests.chaos.scrapes import Scrapes
 
-RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.yaml"
+RULES: Final = Path(__file__).parents[2] / "k8s" / "chart" / "rules" / "gpuledger.rules.yaml"
 EXTENDED_SECONDS: Final = 3600
 """Longer than any rule waits."""
 _FIRED: Final = (

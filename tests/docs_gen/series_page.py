@@ -17,7 +17,7 @@ from gpuledger.ledger.usage import COUNTERS
 from gpuledger_agent.exposition.dcgm_fields import default_counters
 from tests.docs_gen.markdown import code, put_between_marks, table
 
-_RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus"
+_RULES: Final = Path(__file__).parents[2] / "k8s" / "chart" / "rules"
 ALERT_RULES: Final = _RULES / "gpuledger.rules.yaml"
 DCGM_RULES: Final = _RULES / "gpuledger.dcgm.rules.yaml"
 

@@ -21,7 +21,7 @@ from tests.lint.prose import (
     python_texts,
 )
 
-RULES = ROOT / "deploy/prometheus/gpuledger.rules.yaml"
+RULES = ROOT / "k8s/chart/rules/gpuledger.rules.yaml"
 # Generated from the code; other tests compare them with it.
 METRIC_PAGES = tuple(
     ROOT / "docs" / "reference" / f"{name}.md" for name in ("metrics", "agent-metrics", "series")

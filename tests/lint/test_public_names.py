@@ -48,7 +48,7 @@ SETTINGS = (
 # The object of `gpuledger demo --format json`.
 DEMO_SUMMARY = (IncidentLine, OwnerCost, PodLine, RunBill, StoreLine, Summary)
 SERIES_PAGES = (ROOT / "docs/guides/prometheus.md", ROOT / "docs/reference/series.md")
-DASHBOARD = ROOT / "deploy/compose/grafana/dashboards/gpuledger.json"
+DASHBOARD = ROOT / "k8s/chart/dashboards/gpuledger.json"
 OPENAPI = ROOT / "reports/gpuledger_reports/api/openapi.yaml"
 # Names of other projects that contain a rejected word.
 OF_OTHERS = {"board_limit_ns_total": "NVML's violation of the board's power limit"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.yaml"
+RULES: Final = Path(__file__).parents[2] / "k8s" / "chart" / "rules" / "gpuledger.rules.yaml"
 Labels = dict[str, str]
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from gpuledger_sinks.registry import KINDS
 
-RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.yaml"
+RULES = Path(__file__).parents[2] / "k8s" / "chart" / "rules" / "gpuledger.rules.yaml"
 ALERTS = {"critical": "GpuledgerCriticalCheckFailing", "warning": "GpuledgerCheckFailing"}
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-RULES: Final = ROOT / "deploy" / "prometheus" / "gpuledger.usage.rules.yaml"
+RULES: Final = ROOT / "k8s" / "chart" / "rules" / "gpuledger.usage.rules.yaml"
 HOUR: Final = 240
 """Samples in an hour, one every 15 seconds."""
 Labels = dict[str, str]

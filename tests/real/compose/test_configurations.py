@@ -45,7 +45,7 @@ def test_alertmanager_accepts_the_shipped_grouping_and_inhibition(
 
 
 def test_promtool_accepts_the_rules(promtool: Path) -> None:
-    rules = map(str, (ROOT / "deploy" / "prometheus").glob("*.rules.yaml"))
+    rules = map(str, (ROOT / "k8s" / "chart" / "rules").glob("*.rules.yaml"))
     command = [str(promtool), "check", "rules", "--lint=all", "--lint-fatal", *rules]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
@@ -58,7 +58,7 @@ def test_promtool_accepts_the_documented_scrape_configuration(
     page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
     (block,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(block)
-    rules = ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml"
+    rules = ROOT / "k8s" / "chart" / "rules" / "gpuledger.rules.yaml"
     (tmp_path / "gpuledger.rules.yaml").write_text(rules.read_text())
     command = [str(promtool), "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tests.real.services.cluster_tools import Helm
 
-RULES: Final = sorted((ROOT / "deploy" / "prometheus").glob("*.rules.yaml"))
+RULES: Final = sorted((ROOT / "k8s" / "chart" / "rules").glob("*.rules.yaml"))
 ALERTS: Final[dict[str, dict[str, Any]]] = {
     "prometheusRule": {
         "enabled": True,
@@ -265,7 +265,7 @@ def test_the_dashboards_are_the_shipped_files(helm: Helm, tmp_path: Path) -> Non
     ]
     shipped = {
         file.name: json.loads(file.read_text())
-        for file in (ROOT / "deploy/compose/grafana/dashboards").glob("*.json")
+        for file in (ROOT / "k8s/chart/dashboards").glob("*.json")
     }
     references = [one["spec"]["configMapRef"] for one in rendering.of_kind("GrafanaDashboard")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -195,6 +194,4 @@ def test_every_value_is_described_and_known_to_the_schema() -> None:
 
 @for_each("case", list(CASES))
 def test_helm_has_no_complaint(case: str, helm: Helm) -> None:
-    printed = helm("lint", "--strict", "--quiet", f"--values={CASES[case]}", CHART)
-
-    assert [line for line in printed.splitlines() if re.match(r"\[(WARNING|ERROR)\]", line)] == []
+    assert helm("lint", "--strict", "--quiet", f"--values={CASES[case]}", CHART) == ""

@@ -143,7 +143,7 @@ def test_prometheus_counts_the_xid_of_the_gpu_that_had_it(pipeline: Pipeline) ->
 
 def test_prometheus_finds_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> None:
     """By the shipped rule, which names the node where the stray benchmark runs."""
-    groups = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())["groups"]
+    groups = yaml.safe_load((ROOT / "k8s/chart/rules/gpuledger.rules.yaml").read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     rule = next(rule for rule in rules if rule["alert"] == "GpuBusyWithoutPod")
     found = pipeline.parts.prometheus.await_query(rule["expr"], deadline_seconds=DEADLINE_SECONDS)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.real.services.prometheus import Prometheus, PrometheusApi
     from tests.real.sinks.running_sinks import Sink
 
-RULES: Final = ROOT / "deploy" / "prometheus" / "gpuledger.dcgm.rules.yaml"
+RULES: Final = ROOT / "k8s" / "chart" / "rules" / "gpuledger.dcgm.rules.yaml"
 HOSTS: Final = ("node-a", "node-b", "node-c")
 GPUS: Final = [(host, gpu) for host in HOSTS for gpu in ("0", "1")]
 INTERVAL_SECONDS: Final = 5

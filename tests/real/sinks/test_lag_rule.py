@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpuledger_sinks.remote_write.write_client import Payload
 
 
-RULES = Path(__file__).parents[3] / "deploy" / "prometheus" / "gpuledger.rules.yaml"
+RULES = Path(__file__).parents[3] / "k8s" / "chart" / "rules" / "gpuledger.rules.yaml"
 METRIC = "gpuledger_sink_lag_seconds"
 MINUTES = 20
 

@@ -84,7 +84,7 @@ def test_a_bill_shows_use_of_a_gpu_that_is_allocated_to_another_pod(lines: Lines
     ids=["a GPU not allocated to the pod", "a pod that is gone"],
 )
 def test_an_alert_fires_for_use_without_an_allocation(name: str) -> None:
-    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml").read_text())
+    rules = yaml.safe_load((ROOT / "k8s" / "chart" / "rules" / "gpuledger.rules.yaml").read_text())
     alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
     assert [alert for alert in alerts if re.search(name, alert)], alerts
 

@@ -52,7 +52,9 @@ class Target:
 
 @cache
 def load() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((GRAFANA / "dashboards" / "gpuledger.json").read_text())
+    loaded: dict[str, Any] = json.loads(
+        (ROOT / "k8s" / "chart" / "dashboards" / "gpuledger.json").read_text()
+    )
     return loaded
 
 

@@ -109,7 +109,7 @@ def test_grafana_finds_the_dashboard_where_compose_mounts_it() -> None:
     provided = yaml.safe_load(
         (dashboard.GRAFANA / "provisioning/dashboards/gpuledger.yaml").read_text()
     )
-    folder = mounts["./deploy/compose/grafana/dashboards"]
+    folder = mounts["./k8s/chart/dashboards"]
 
     assert [provider["options"]["path"] for provider in provided["providers"]] == [folder]
     assert service.environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == (

@@ -107,7 +107,7 @@ def test_every_documented_metric_is_exposed(metric: str) -> None:
 
 @for_each("record", sorted(set(re.findall(r"\b\w+:gpuledger_\w+:\w+", TEXT))))
 def test_every_documented_recorded_series_is_recorded(record: str) -> None:
-    files = (ROOT / "deploy" / "prometheus").glob("*.rules.yaml")
+    files = (ROOT / "k8s" / "chart" / "rules").glob("*.rules.yaml")
     groups = [group for file in files for group in yaml.safe_load(file.read_text())["groups"]]
 
     assert record in {rule.get("record") for group in groups for rule in group["rules"]}
