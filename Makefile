@@ -86,8 +86,9 @@ fuzz: $(VENV)/.dev ## Test each decoder with 2,000 invalid inputs, 15 min (1 min
 	@echo "FUZZ_COUNT=$(FUZZ_COUNT) FUZZ_SEED=$(FUZZ_SEED)"
 	@FUZZ_COUNT=$(FUZZ_COUNT) $(BIN)/python -m pytest $(SPREAD) tests/fuzz --hypothesis-seed=$(FUZZ_SEED) $(ARGS)
 
-schemas: $(VENV)/.dev ## Generate docs/schemas/ from the record classes
+schemas: $(VENV)/.dev ## Generate docs/schemas/ and the chart's schema from the records and settings
 	@$(BIN)/python -m gpuledger.schemas docs/schemas
+	@$(BIN)/python -m tests.docs_gen.chart_schema
 
 docs: $(VENV)/.dev ## Generate the pages of docs/ that come from the code
 	@$(BIN)/python -m tests.docs_gen docs

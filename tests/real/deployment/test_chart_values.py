@@ -26,6 +26,7 @@ CHANGED: Final[dict[str, object]] = {
     "kafka.bootstrapServers": "other:9092",
     "kafka.env": {"GPULEDGER_LOG__LEVEL": "debug"},
     "receivers": {"other": {"settings": {"url": "http://other"}}},
+    "prices": {"currency": "EUR"},
     "store.uri": "gs://other",
     "schedule": "0 0 * * *",
     "arguments": ["--other"],
@@ -54,19 +55,20 @@ CHANGED: Final[dict[str, object]] = {
 """Other values that the schema accepts, by path or by the last name; other types need none."""
 MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
     ({"kafka": {"bootstrapServer": "broker:9092"}}, "'bootstrapServer' not allowed"),
-    ({"kafka": {"bootstrapServers": "broker"}}, "/kafka/bootstrapServers"),
-    ({"components": "central"}, "/kafka/bootstrapServers"),
-    ({"components": "podwatch"}, "/kafka/bootstrapServers"),
+    ({"kafka": {"bootstrapServers": "broker"}}, '"broker"; write HOST:PORT'),
+    ({"components": "central"}, "kafka.bootstrapServers: missing for components=central"),
+    ({"components": "podwatch"}, "kafka.bootstrapServers: missing for components=podwatch"),
     ({"components": "others"}, "/components"),
     (
         {"kafka": {"bootstrapServers": "broker:9092", "trial": {"enabled": True}}},
         "kafka.trial.enabled and kafka.bootstrapServers",
     ),
-    ({"kafka": {"env": {"OTHER": "1"}}}, "/kafka/env"),
-    ({"image": {"registry": "https://registry.example.com"}}, "/image/registry"),
-    ({"store": {"uri": "/mnt/store"}}, "/store/uri"),
-    ({"receivers": {"Second": {"settings": {"url": "http://other"}}}}, "/receivers"),
-    ({"receivers": {"second": {"settings": {}}}}, "/receivers/second/settings"),
+    ({"kafka": {"env": {"OTHER": "1"}}}, 'kafka.env: invalid value "OTHER"; only variables'),
+    ({"image": {"registry": "https://registry.example.com"}}, "write HOST/PATH"),
+    ({"store": {"uri": "/mnt/store"}}, "write s3://BUCKET/PATH"),
+    ({"receivers": {"Second": {"settings": {"url": "http://other"}}}}, "name each receiver"),
+    ({"receivers": {"second": {}}}, "receivers.second.settings.url: missing; write"),
+    ({"receivers": {"second": {"settings": {"uri": "http://a"}}}}, "/receivers/second/settings"),
     ({**CENTRAL, "bill": {"enabled": True}}, "bill.enabled: set prices"),
     (
         {**CENTRAL, "reports": {"enabled": True}, "sinkStore": {"enabled": False}},
@@ -76,7 +78,17 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
         {"networkPolicy": {"from": [{"namespaceSelector": {"matchLabel": {"a": "b"}}}]}},
         "/networkPolicy/from/0/namespaceSelector",
     ),
-    ({"cluster": "Not_A_Label"}, "/cluster"),
+    ({"cluster": "Not_A_Label"}, "cluster: invalid value"),
+    ({"fullnameOverride": "-"}, "fullnameOverride: invalid value"),
+    ({**CENTRAL, "autoscaling": {"prometheusUrl": "prometheus:9090"}}, "prometheusUrl: invalid"),
+    ({"prometheusRule": {"runbookUrl": "wiki"}}, "prometheusRule.runbookUrl: invalid value"),
+    ({"agent": {"settings": {"exposition": {"dcgm_name": "old"}}}}, "/agent/settings/exposition"),
+    ({**CENTRAL, "join": {"settings": {"log": {"level": "all"}}}}, "/join/settings/log/level"),
+    ({"prices": {"prices": [{"name": "all", "per_hour": 2}]}}, "/prices/prices/0"),
+    ({"agent": {"resources": {"limits": {"memory": "2 GB"}}}}, "/agent/resources/limits/memory"),
+    ({"agent": {"resources": {"limits": {"mem": "2G"}}}}, "'mem' not allowed"),
+    ({"store": {"size": "20gb"}}, "/store/size"),
+    ({"bill": {"schedule": "0 3 * *"}}, "/bill/schedule"),
     ({"agent": {"port": 0}}, "/agent/port"),
     ({"agent": {"settings": {"cluster": "other"}}}, "set the value cluster instead"),
     ({"agent": {"settings": {"http": {"listen": ":1"}}}}, "set the value agent.port instead"),
@@ -88,7 +100,8 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
         {**CENTRAL, "join": {"settings": {"kafka": {"bootstrap_servers": "a:1"}}}},
         "set the value kafka.bootstrapServers instead",
     ),
-    ({"sinks": {"settings": {"alerts": {"urls": ["am:9093"]}}}}, "/sinks/settings/alerts/urls/0"),
+    ({"sinks": {"settings": {"alerts": {"urls": ["am"]}}}}, "settings.alerts.urls[0]: invalid"),
+    ({"sinks": {"settings": {"remote_write": {"url": "a"}}}}, "remote_write.url: invalid value"),
     (
         {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}},
         "enable only one",
@@ -180,6 +193,8 @@ def test_every_value_is_described_and_known_to_the_schema() -> None:
         return False
 
     def check(node: yaml.MappingNode, known: Mapping[str, Any]) -> None:
+        _, _, name = known.get("$ref", "").rpartition("/")
+        known = schema["definitions"][name] if name else known
         assert known["additionalProperties"] is False
         assert {key.value for key, _ in node.value} == known["properties"].keys() - {"global"}
         for key, value in node.value:
