@@ -46,15 +46,27 @@ labels: {{- include "gpuledger.labels" . | nindent 2 }}
 {{ eq .component "agent" | ternary "gpuledger-agent" "gpuledger" }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
-{{/* Whether the release has a part: `agent`, `podwatch` or `central`. Empty if not. */}}
-{{- define "gpuledger.has" -}}
-{{- $parts := get (dict "agent" (list "agent") "podwatch" (list "podwatch") "central" (list "podwatch" "central") "all" (list "agent" "podwatch" "central")) .root.Values.components -}}
-{{- if has .part $parts }}yes{{ end -}}
+{{/* Whether the release installs the component `agent` or `podwatch`, or the other components, `central`. Empty if not. */}}
+{{- define "gpuledger.installs" -}}
+{{- $installed := dict
+  "agent" (list "agent")
+  "podwatch" (list "podwatch")
+  "central" (list "podwatch" "central")
+  "all" (list "agent" "podwatch" "central")
+-}}
+{{- if has .component (get $installed .root.Values.components) }}yes{{ end -}}
 {{- end }}
 
 {{/* Whether the store is on a volume, which only one node can mount. Empty if not. */}}
 {{- define "gpuledger.volume" -}}
 {{- if and .Values.sinkStore.enabled (not (.Values.store).uri) }}yes{{ end -}}
+{{- end }}
+
+{{/* Whether the reports are in the pod of the store, because they read its volume. Empty if not. */}}
+{{- define "gpuledger.reportsWithStore" -}}
+{{- if (.Values.reports).enabled -}}
+{{- and (include "gpuledger.volume" .) (include "gpuledger.installs" (dict "root" . "component" "central")) -}}
+{{- end -}}
 {{- end }}
 
 {{/* The brokers: the user's, or the chart's own for a trial. Empty: no Kafka. */}}
@@ -109,15 +121,18 @@ GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
 {{- end }}
 
 {{/*
-The chart's settings of a component, merged with the user's. Arguments: path (the name of the value with the user's settings), user,
-ours (the chart's settings), others (settings that other values of the chart set, with the names of these values). The user's settings
-must not contain a setting of `others`.
+The chart's settings of a component, merged with the user's. Arguments: path (the name of the value with the user's settings),
+userSettings, chartSettings, valueOf (settings that the user must not set, with the values that set them).
 */}}
 {{- define "gpuledger.settings" -}}
-{{- $user := .user -}}
+{{- $user := .userSettings | default dict -}}
 {{- $path := .path -}}
-{{- $others := merge (dict "kafka.bootstrap_servers" "kafka.bootstrapServers" "kafka.security_protocol" "kafka.securityProtocol" "kafka.sasl_mechanism" "kafka.saslMechanism") .others -}}
-{{- range $setting, $instead := $others -}}
+{{- $ofKafka := dict
+  "kafka.bootstrap_servers" "kafka.bootstrapServers"
+  "kafka.security_protocol" "kafka.securityProtocol"
+  "kafka.sasl_mechanism" "kafka.saslMechanism"
+-}}
+{{- range $setting, $instead := merge $ofKafka (.valueOf | default dict) -}}
   {{- $found := $user -}}
   {{- range splitList "." $setting -}}
     {{- $found = kindIs "map" $found | ternary (get (kindIs "map" $found | ternary $found dict) .) "" -}}
@@ -128,7 +143,7 @@ must not contain a setting of `others`.
     {{- end -}}
   {{- end -}}
 {{- end -}}
-{{- mergeOverwrite .ours (deepCopy $user) | toYaml -}}
+{{- mergeOverwrite .chartSettings (deepCopy $user) | toYaml -}}
 {{- end }}
 
 {{/* The probes of a container. The kubelet does not verify certificates, and /livez and /readyz require no password. */}}
