@@ -23,11 +23,11 @@ from gpuledger.settings.sources import (
     Setting,
     alternatives,
     dotted,
-    explain_yaml,
     is_group,
     kind_of,
     settings_of,
 )
+from gpuledger.settings.yaml_errors import explain_yaml
 from gpuledger.texts import shorten, shorten_middle
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from gpuledger.codegen import field_docstrings
 from gpuledger.errors import SettingsError
-from gpuledger.settings.secret import MASK, Secret, mask_address, mask_value
+from gpuledger.settings.secret import Secret, mask_address, mask_value
+from gpuledger.settings.yaml_errors import yaml_errors
 from gpuledger.small_files import read_small_file
 from gpuledger.texts import find_near, shorten_middle
 
@@ -251,18 +252,9 @@ def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Laye
 
 
 def _load(path: FilePath) -> Mapping[str, Any]:
-    try:
+    with yaml_errors(path, kind="settings file ", raises=SettingsError):
         text = read_small_file(path, max_bytes=_MAX_BYTES).decode()
         loaded = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  # a SafeLoader
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise SettingsError(f"cannot read settings file {path}: {reason}") from error
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path}: invalid YAML: {explain_yaml(error)}") from error
-    except RecursionError as error:
-        raise SettingsError(f"{path}: expected settings, got YAML nested too deep") from error
-    except ValueError as error:  # raised for an invalid date
-        raise SettingsError(f"{path}: invalid YAML: invalid date or number") from error
     if loaded is not None and not isinstance(loaded, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {kind_of(loaded)}")
     return loaded or {}
@@ -320,26 +312,3 @@ class _StrictLoader(yaml.SafeLoader):
                     problem_mark=key_node.start_mark,
                 )
         return made
-
-
-# Parser messages for a text that begins with one of YAML's special characters.
-_UNQUOTED: Final = re.compile(
-    r"character '[@`%]' that cannot start|expected the node content|alias|anchor|\btag\b"
-    r"|indentation indicators|flow|not allowed here|quoted scalar|but found '<scalar>'"
-)
-_REMEDY: Final = (
-    "quote a text that begins with one of @ ` % * & ! | > , [ ] { } ' \" or has a colon and a blank"
-)
-_OF_A_VALUE: Final = re.compile(r"\b(alias|anchor|tag) (['\"]).+\2", re.DOTALL)
-
-
-def explain_yaml(error: yaml.YAMLError) -> str:
-    """Return the description and position of a mistake, without quoting any part of the file."""
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return " ".join(str(error).split())
-    mistake = ": ".join(filter(None, (error.context, error.problem)))
-    mistake = " ".join(_OF_A_VALUE.sub(rf"\1 {MASK}", mistake).split())
-    mark = error.problem_mark or error.context_mark
-    if mark:
-        mistake = f"{mistake} (line {mark.line + 1}, column {mark.column + 1})"
-    return f"{mistake}; {_REMEDY}" if _UNQUOTED.search(mistake) else mistake

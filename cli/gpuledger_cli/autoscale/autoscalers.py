@@ -14,7 +14,7 @@ from typing import Final
 import yaml
 
 from gpuledger.errors import UserError
-from gpuledger.settings.sources import explain_yaml
+from gpuledger.settings.yaml_errors import yaml_errors
 from gpuledger.small_files import read_small_file
 from gpuledger_cli.autoscale.promql import Query
 
@@ -199,19 +199,12 @@ def _objects(name: str) -> Iterator[Field]:
 
 
 def _documents(name: str) -> list[yaml.Node]:
-    try:
+    with yaml_errors(name):
         if name == STANDARD_INPUT:
             content = sys.stdin.buffer.read(_MAX_BYTES + 1)[:_MAX_BYTES]
         else:
             content = read_small_file(Path(name), max_bytes=_MAX_BYTES)
         return list(yaml.compose_all(content.decode(), yaml.SafeLoader))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise UserError(f"cannot read {name}: {reason}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{name}: invalid YAML: {explain_yaml(error)}") from error
-    except RecursionError as error:
-        raise UserError(f"{name}: invalid YAML: nested too deep") from error
 
 
 def _key(one: Field, kind: str, name: str) -> tuple[str, str, str]:

@@ -26,7 +26,7 @@ from gpuledger.errors import UserError
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
 from gpuledger.runtime.http.asgi import Scope, Send, header, refuse
 from gpuledger.runtime.readiness import Check
-from gpuledger.settings.sources import explain_yaml
+from gpuledger.settings.yaml_errors import explain_yaml
 from gpuledger.small_files import read_small_file
 from gpuledger.texts import shorten_middle
 

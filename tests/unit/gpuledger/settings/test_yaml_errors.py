@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from gpuledger.settings.sources import explain_yaml
+from gpuledger.settings.yaml_errors import explain_yaml
 
 PASSWORDS = ["@hunter", "`hunter", "%hunter", "*hunter", "!hunter", "|hunter", ">hunter", "'hunter"]
 PASSWORDS += ['"hunter', '"hunt"er', "[hunter", "{hunter", "]hunter", ", hunter", "hun: ter"]
