@@ -354,7 +354,7 @@ class _MetadataRequest(RequestStruct):  # type: ignore[misc]  # aiokafka is unty
     )
 
 
-class _TopicIds(Request[_MetadataRequest]):  # type: ignore[misc]  # aiokafka is untyped
+class _TopicMetadata(Request[_MetadataRequest]):  # type: ignore[misc]  # aiokafka is untyped
     API_KEY = 3
 
     def __init__(self, topics: Sequence[str], *, with_rights: bool = False) -> None:
@@ -413,7 +413,7 @@ async def fetch_topics(
     if node is None:
         raise KafkaConnectionError("no broker is known")
     try:
-        answer = await client.send(node, _TopicIds(topics))
+        answer = await client.send(node, _TopicMetadata(topics))
     except NotImplementedError:  # aiokafka raises it if the broker does not support the version
         return None
     return {
@@ -455,7 +455,7 @@ async def fetch_operations(
     if node is None:
         raise KafkaConnectionError("no broker is known")
     try:
-        answer = await client.send(node, _TopicIds(topics, with_rights=True))
+        answer = await client.send(node, _TopicMetadata(topics, with_rights=True))
     except NotImplementedError:  # as above
         return None
     found: dict[str, frozenset[str]] = {}

@@ -80,7 +80,7 @@ async def test_the_operations_on_a_topic_are_the_bits_of_the_response() -> None:
 
 
 async def test_brokers_that_do_not_report_operations_return_none() -> None:
-    old = Client(NotImplementedError("Support for _TopicIds v5 has not yet been added"))
+    old = Client(NotImplementedError("Support for _TopicMetadata v5 has not yet been added"))
     assert await fetch_operations(admin_of(old), ["mine"]) is None
     with pytest.raises(KafkaConnectionError):
         await fetch_operations(admin_of(Client([], node=None)), ["mine"])

@@ -47,7 +47,7 @@ async def test_a_topic_id_has_the_form_that_kafkas_tools_print() -> None:
 
 
 async def test_brokers_that_do_not_support_topic_ids_return_none() -> None:
-    old = Broker(NotImplementedError("Support for _TopicIds v5 has not yet been added"))
+    old = Broker(NotImplementedError("Support for _TopicMetadata v5 has not yet been added"))
     assert await fetch_topic_ids(old, ["events"]) is None
 
 
