@@ -39,6 +39,11 @@ def shorten(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[:characters]}…"
 
 
+def counted(number: int, singular: str) -> str:
+    """Return a number with the name of its items in the singular or plural, such as `2 prices`."""
+    return f"{number} {singular}{'' if number == 1 else 's'}"
+
+
 def find_near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the known name that was probably meant, ignoring case.
 

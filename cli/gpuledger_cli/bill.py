@@ -18,6 +18,7 @@ from rich.console import Console
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger.programs import describe_missing
+from gpuledger.texts import counted
 from gpuledger_cli.bill_table import Sort, bill_table
 from gpuledger_cli.long_work import printing_progress
 from gpuledger_cli.option_help import epilogue, range_option, time_option
@@ -348,10 +349,10 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
         sys.stdout.write(f"{file}: line 1: prices: missing; without any, GPUs cost nothing\n")
         return WRONG
     counts = (
-        f"{_count(policy.prices, 'price')} in {policy.currency}",
-        _count(policy.energy, "energy price"),
-        _count(policy.teams, "team row"),
-        _count(policy.budgets, "budget"),
+        f"{counted(len(policy.prices), 'price')} in {policy.currency}",
+        counted(len(policy.energy), "energy price"),
+        counted(len(policy.teams), "team row"),
+        counted(len(policy.budgets), "budget"),
     )
     sys.stdout.write(f"{file}: ok: {', '.join(counts)}, sha256 {read.sha256[:12]}\n")
     for at, price in enumerate(policy.prices):
@@ -534,11 +535,6 @@ def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
         f"{revision}; the cost has changed by {more} in {change.line_count} lines;"
         " `gpuledger bill close` adds correction lines"
     )
-
-
-def _count(items: Sequence[object], singular: str) -> str:
-    """Return the number of items with their name in the singular or plural, such as `2 prices`."""
-    return f"{len(items)} {singular}{'' if len(items) == 1 else 's'}"
 
 
 def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:

@@ -28,6 +28,7 @@ from gpuledger.completeness import PODWATCH, key_of
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import NodeId, key_in, node_key
 from gpuledger.records import Inventory, PendingPodRecord, Watermark
+from gpuledger.texts import counted
 from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import partition_of_node
 from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
@@ -41,7 +42,7 @@ _NAMED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastWord:
+class LastInventory:
     """The newest inventory of a node."""
 
     partition: int
@@ -57,7 +58,7 @@ class Published:
 
     watermarks: Sequence[Watermark]
     """podwatch's watermarks of the cluster."""
-    inventories: Mapping[NodeId, LastWord]
+    inventories: Mapping[NodeId, LastInventory]
     pending_pods: Sequence[PendingPodRecord]
     """The cluster's pods that wait for a node; none if only a node is retired."""
 
@@ -116,10 +117,11 @@ def retire(
         retire_from(KafkaBus(settings), cluster, node, now_ns=now_ns, since_ns=since_ns)
     )
     what = f"cluster {cluster}" if node is None else f"node {node} of cluster {cluster}"
-    waits = f"; ended the wait of {done.pending_pods} pods" if done.pending_pods else ""
+    waits = f"; ended the wait of {counted(done.pending_pods, 'pod')}" if done.pending_pods else ""
     sys.stdout.write(
-        f"{what}: retired {done.gpu_count} GPUs of {done.nodes} nodes, which cost until"
-        f" {write_moment(since_ns // NS_PER_MS)}; removed {done.watermarks} watermarks of podwatch"
+        f"{what}: retired {counted(done.gpu_count, 'GPU')} of {counted(done.nodes, 'node')}, which"
+        f" cost until {write_moment(since_ns // NS_PER_MS)}; removed"
+        f" {counted(done.watermarks, 'watermark')} of podwatch"
         f"{waits}\n"
     )
     return 0
@@ -211,10 +213,10 @@ def name_some(names: Sequence[str]) -> str:
     return (", ".join(names[:_NAMED]) or "none") + more
 
 
-async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, LastWord]:
+async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, LastInventory]:
     """Return the newest valid inventory of each node, by the same rules as the store sink."""
     decoder = decoder_of(bus.topics.inventory.name, Inventory)
-    found: dict[NodeId, LastWord] = {}
+    found: dict[NodeId, LastInventory] = {}
     spans = await reader.spans(bus.topics.inventory.name)
     for at, span in spans.items():
         async for records in reader.read(at, span):
@@ -229,7 +231,7 @@ async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, Last
                 home = partition_of_node(key, partitions=len(spans))
                 # An inventory counts only under its node's key and in its node's partition.
                 if record.key == key.encode() and at.partition == home:
-                    found[NodeId(inventory.cluster, inventory.node)] = LastWord(
+                    found[NodeId(inventory.cluster, inventory.node)] = LastInventory(
                         partition=at.partition,
                         inventory=msgspec.structs.replace(inventory, gpus=[]),
                         gpu_count=len(inventory.gpus),

@@ -105,4 +105,4 @@ def test_the_documented_permissions_suffice_and_those_for_watermarks_do_not_allo
     assert "gpuledger." in refused.stderr
     retired = run(kafka, RETIRER, "cluster", "retire", "gone")
     assert retired.returncode == 0, retired.stdout + retired.stderr
-    assert "retired 1 GPUs of 1 nodes" in retired.stdout
+    assert "retired 1 GPU of 1 node" in retired.stdout

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, Parameter
 
 from gpuledger.errors import UserError
+from gpuledger.texts import counted
 from gpuledger_cli.autoscale.autoscalers import STANDARD_INPUT, Autoscaler, read_autoscalers
 from gpuledger_cli.autoscale.mistakes import Finding, find_mistakes
 from gpuledger_cli.option_help import epilogue
@@ -90,9 +91,8 @@ def as_text(autoscalers: Sequence[Autoscaler], found: Sequence[Finding]) -> Iter
         yield f"{autoscaler.file}:{line}: {autoscaler.kind} {name}: {mistake.name}"
         yield f"  {mistake.problem}"
         yield f"  Fix: {mistake.fix}"
-    objects = f"{len(autoscalers)} autoscaler{'s' if len(autoscalers) > 1 else ''}"
-    mistakes = f"{len(found)} mistake{'s' if len(found) > 1 else ''}" if found else "no mistakes"
-    yield f"{objects}: {mistakes} found"
+    mistakes = counted(len(found), "mistake") if found else "no mistakes"
+    yield f"{counted(len(autoscalers), 'autoscaler')}: {mistakes} found"
 
 
 def as_json(autoscalers: Sequence[Autoscaler], found: Sequence[Finding]) -> Iterator[str]:

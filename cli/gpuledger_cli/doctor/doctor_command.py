@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuledger import __version__
-from gpuledger.bus.inspection import open_inspector
+from gpuledger.bus.inspection import Inspector, open_inspector
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, HistoryReader
 from gpuledger.clock import NS_PER_MS
@@ -37,7 +37,6 @@ from gpuledger_cli.doctor.endpoint_checks import (
     check_remote_write,
 )
 from gpuledger_cli.doctor.kafka_checks import (
-    Brokers,
     check_brokers,
     check_groups,
     check_permissions,
@@ -263,7 +262,7 @@ async def _examine_kafka(settings: KafkaSettings, plan: Plan) -> list[Finding]:
 
 
 def make_kafka_checks(
-    brokers: Brokers,
+    brokers: Inspector,
     bus: Bus,
     reader: HistoryReader,
     fleet: Fleet,

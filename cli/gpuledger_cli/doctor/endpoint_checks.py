@@ -16,6 +16,7 @@ from gpuledger.errors import UnavailableError
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import HttpClient, open_http
 from gpuledger.settings.secret import shown_url
+from gpuledger.texts import counted
 from gpuledger_cli.doctor.verdicts import Verdict, ok, problem, skipped, unknown
 from gpuledger_sinks.alerts.receivers import HEADERS, NAME, AlertmanagerClient
 from gpuledger_sinks.credentials import watch_credentials
@@ -76,7 +77,7 @@ async def _check_component(http: HttpClient, url: str) -> list[Verdict]:
     ]
     if not failed and status != HTTPStatus.OK:
         return [unknown(f"{shown}: status {status} without a failed check")]
-    return failed or [ok(f"{shown}: {len(report.checks)} checks pass")]
+    return failed or [ok(f"{shown}: {counted(len(report.checks), 'check')} passed")]
 
 
 class _NoSamples:

@@ -1,16 +1,16 @@
 """The doctor's checks of the brokers: topics, permissions and consumer groups.
 
-`gpuledger.topics` and `gpuledger.rights` define what must exist. The functions send their requests
-through `Brokers`, which `gpuledger.bus.inspection` implements.
+`gpuledger.topics` and `gpuledger.rights` define what must exist.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from gpuledger.bus.administration import TopicLine, partitions_remedy
-from gpuledger.bus.inspection import FoundGroup
+from gpuledger.bus.inspection import FoundGroup, Inspector
 from gpuledger.bus.protocol import HistoryReader, TopicPartition
 from gpuledger.rights import KAFKA_USERS, KafkaUser, grants
+from gpuledger.texts import counted
 from gpuledger.topics import Topics, replay_group
 from gpuledger_cli.doctor.verdicts import Verdict, ok, problem, skipped, unknown
 
@@ -25,35 +25,13 @@ COMPONENTS: Final = {
 _JOIN: Final = "join"
 
 
-class Brokers(Protocol):
-    """The requests of `gpuledger.bus.inspection.Inspector`."""
-
-    async def count_brokers(self) -> int:
-        """Return the number of available brokers."""
-
-    async def compare_topics(self) -> list[TopicLine]:
-        """Compare each topic with the topic table."""
-
-    async def list_operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
-        """Return the operations that this user may perform on each existing topic."""
-
-    async def may_use(self, resource: str, name: str) -> bool:
-        """Return whether this user has any permission on a group or a transactional id."""
-
-    async def describe_group(self, name: str) -> FoundGroup | None:
-        """Return a consumer group; `None` if it does not exist."""
-
-    async def read_marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
-        """Return the time of each partition's last transaction marker, by its broker's clock."""
-
-
-async def check_brokers(brokers: Brokers) -> list[Verdict]:
+async def check_brokers(brokers: Inspector) -> list[Verdict]:
     """Count the brokers."""
     count = await brokers.count_brokers()
-    return [ok(f"{count} broker{'s' if count > 1 else ''} answered")]
+    return [ok(f"{counted(count, 'broker')} answered")]
 
 
-async def check_topics(brokers: Brokers) -> list[Verdict]:
+async def check_topics(brokers: Inspector) -> list[Verdict]:
     """Compare the topics with the topic table: existence, partitions, retention."""
     lines = await brokers.compare_topics()
     wrong = [line for line in lines if line.status != "ok"]
@@ -74,7 +52,7 @@ def _judge_topic(line: TopicLine) -> Verdict:
 
 
 async def check_permissions(
-    brokers: Brokers, topics: Topics, components: Sequence[str]
+    brokers: Inspector, topics: Topics, components: Sequence[str]
 ) -> list[Verdict]:
     """Compare the connected user's permissions with those that the components need.
 
@@ -108,7 +86,7 @@ async def check_permissions(
 
 
 async def _missing(
-    brokers: Brokers, who: KafkaUser, topics: Topics, operations: Mapping[str, Collection[str]]
+    brokers: Inspector, who: KafkaUser, topics: Topics, operations: Mapping[str, Collection[str]]
 ) -> list[str]:
     """Return the permissions that the connected user lacks for a component.
 
@@ -133,7 +111,7 @@ async def _missing(
 
 
 async def check_groups(
-    brokers: Brokers, reader: HistoryReader, topics: Topics, *, now_ms: int
+    brokers: Inspector, reader: HistoryReader, topics: Topics, *, now_ms: int
 ) -> list[Verdict]:
     """Check that each group that has ever read has members and reads recent records."""
     found: list[Verdict] = []
@@ -175,7 +153,8 @@ async def _judge_group(
         if 0 <= offset < ends.get(at, 0)
     }
     # Transaction markers have offsets too, so the number is an upper bound.
-    text = f"{name}: {found.members} members, at most {sum(behind.values())} records behind"
+    members = counted(found.members, "member")
+    text = f"{name}: {members}, at most {counted(sum(behind.values()), 'record')} behind"
     if found.members == 0:
         return problem(
             f"{text} in group {group}",
@@ -186,7 +165,8 @@ async def _judge_group(
     late = [at for at, offset in due.items() if found.committed[at] < offset]
     if late:
         return problem(
-            f"{text}; {len(late)} partitions have unread records older than {LAGGING_SECONDS} s",
+            f"{text}; {counted(len(late), 'partition')} with unread records older than"
+            f" {LAGGING_SECONDS} s",
             "Read the failed checks in its /readyz, and its log. If there are none, add replicas.",
         )
     return ok(text)

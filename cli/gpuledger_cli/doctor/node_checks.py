@@ -10,6 +10,7 @@ from typing import Final
 
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.tasks import in_daemon_thread
+from gpuledger.texts import counted
 from gpuledger_agent.context import Host
 from gpuledger_agent.host.kubelet.messages import KubeletError, parse_answer
 from gpuledger_agent.host.procfs import check_procfs
@@ -36,15 +37,16 @@ def _open_driver(host: Host) -> list[Verdict]:
         return [problem(f"the driver does not answer: {error}", action)]
     try:
         unfound = host.gpus.unfound
-        text = f"driver {versions.get('driver_version') or 'of unknown version'}, {len(gpus)} GPUs"
+        version = versions.get("driver_version") or "of unknown version"
+        text = f"driver {version}, {counted(len(gpus), 'GPU')}"
         if unfound:
             return [
                 problem(
-                    f"{text} answer; {', '.join(unfound.values())} do not",
+                    f"{text}, without an answer from {', '.join(unfound.values())}",
                     "Drain the node, read `nvidia-smi -q`, and reset the GPU.",
                 )
             ]
-        return [ok(f"{text} answer")] if gpus else [problem(f"{text}", action)]
+        return [ok(text)] if gpus else [problem(text, action)]
     finally:
         host.gpus.close()
 
@@ -78,7 +80,7 @@ async def check_kubelet(host: Host, settings: KubeletSettings) -> list[Verdict]:
             )
         ]
     count = sum(1 for pod in pods for container in pod.containers if container.devices)
-    return [ok(f"the kubelet lists {count} containers with devices")]
+    return [ok(f"the kubelet lists {counted(count, 'container')} with devices")]
 
 
 async def check_cgroups(settings: KubeletSettings) -> list[Verdict]:

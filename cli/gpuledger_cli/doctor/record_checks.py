@@ -12,21 +12,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
+from gpuledger.bus.inspection import Inspector
 from gpuledger.bus.protocol import Bus, Record, Span
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import decoder_of
 from gpuledger.errors import UndecodableError
 from gpuledger.keys import NodeId, key_in, show_node, split_key
 from gpuledger.records import GpuEvent, NodeSample, Watermark
+from gpuledger.texts import counted
 from gpuledger.time_ranges import write_moment
 from gpuledger_cli.cluster import (
     UNRESPONSIVE_NS,
-    LastWord,
+    LastInventory,
     name_some,
     read_inventories,
     read_ticked_nodes,
 )
-from gpuledger_cli.doctor.kafka_checks import Brokers
 from gpuledger_cli.doctor.verdicts import Verdict, ok, problem, unknown
 from gpuledger_cli.watermarks import read_watermarks
 
@@ -94,6 +95,9 @@ def _judge_cluster(
     return ok(f"cluster {cluster}: pods are complete through {oldest}")
 
 
+_Read = tuple[dict[NodeId, LastInventory], dict[NodeId, Record]]
+
+
 class Fleet:
     """The nodes' inventories and newest samples, read once for several checks."""
 
@@ -101,11 +105,11 @@ class Fleet:
         self._bus, self.time_ns = bus, time_ns
         self.sampled_ns = 0
         """When the newest samples were looked up, by this machine's clock."""
-        self._reading: asyncio.Task[tuple[dict[NodeId, LastWord], dict[NodeId, Record]]] | None = (
-            None
-        )
+        self._reading: (
+            asyncio.Task[tuple[dict[NodeId, LastInventory], dict[NodeId, Record]]] | None
+        ) = None
 
-    async def read(self) -> tuple[Mapping[NodeId, LastWord], Mapping[NodeId, Record]]:
+    async def read(self) -> tuple[Mapping[NodeId, LastInventory], Mapping[NodeId, Record]]:
         """Return each node's inventory, and each node's newest sample of the last two minutes."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
@@ -118,7 +122,7 @@ class Fleet:
             self._reading.cancel()
             await asyncio.wait([self._reading])
 
-    async def _read(self) -> tuple[dict[NodeId, LastWord], dict[NodeId, Record]]:
+    async def _read(self) -> _Read:
         async with self._bus.reader() as reader:
             inventories = await read_inventories(self._bus, reader)
             spans = await reader.spans(self._bus.topics.samples.name)
@@ -148,7 +152,7 @@ async def check_nodes(bus: Bus, fleet: Fleet) -> list[Verdict]:
 
 
 def judge_nodes(
-    inventories: Mapping[NodeId, LastWord],
+    inventories: Mapping[NodeId, LastInventory],
     ticked: Collection[NodeId],
     watermarks: Iterable[Watermark],
 ) -> list[Verdict]:
@@ -176,8 +180,8 @@ def judge_nodes(
         ]
         verdicts.append(
             problem(
-                f"{len(silent)} of {len(with_gpus)} nodes have sent no sample for two minutes:"
-                f" {name_some(named)}",
+                f"no sample for two minutes from {len(silent)} of"
+                f" {counted(len(with_gpus), 'node')}: {name_some(named)}",
                 "Read the log and /readyz of their agents. For a decommissioned node, run"
                 f" `gpuledger cluster retire {silent[0].cluster} --node {silent[0].node}`.",
             )
@@ -185,15 +189,16 @@ def judge_nodes(
     if unlisted := sorted(set(ticked) - with_gpus.keys()):
         verdicts.append(
             problem(
-                f"{len(unlisted)} nodes send samples but have no inventory, so bills do not count"
-                f" their idle GPUs: {name_some([show_node(*node) for node in unlisted])}",
+                f"samples, but no inventory, from {counted(len(unlisted), 'node')}, so bills do not"
+                f" count idle GPUs: {name_some([show_node(*node) for node in unlisted])}",
                 "Check the agent's permission to write the topic inventory, and its check `nvml`.",
             )
         )
-    return verdicts or [ok(f"{len(with_gpus)} nodes with {sum(with_gpus.values())} GPUs report")]
+    nodes, gpus = counted(len(with_gpus), "node"), counted(sum(with_gpus.values()), "GPU")
+    return verdicts or [ok(f"inventory and samples from {nodes} with {gpus}")]
 
 
-async def check_clocks(bus: Bus, fleet: Fleet, brokers: Brokers) -> list[Verdict]:
+async def check_clocks(bus: Bus, fleet: Fleet, brokers: Inspector) -> list[Verdict]:
     """Compare the clocks of the nodes, the brokers and this machine."""
     _, ticked = await fleet.read()
     decoder = decoder_of(bus.topics.samples.name, NodeSample)
@@ -250,7 +255,7 @@ def judge_clocks(
     if not wrong:
         return [
             ok(
-                f"the newest samples of {len(offsets_ns)} nodes have times from"
+                f"the newest samples of {counted(len(offsets_ns), 'node')} have times from"
                 f" {_seconds(min(offsets_ns.values()))} to {_seconds(max(offsets_ns.values()))}"
                 " relative to this machine's clock"
             )
@@ -268,8 +273,8 @@ def judge_clocks(
         ]
     return [
         problem(
-            f"{len(wrong)} of {len(offsets_ns)} nodes' newest samples differ from this machine's"
-            f" clock: {named}",
+            f"the newest sample of {len(wrong)} of {counted(len(offsets_ns), 'node')} differs from"
+            f" this machine's clock: {named}",
             "Synchronize the nodes' clocks. If a clock is right, the agent's samples are late: read"
             " its check `kafka`.",
         )
@@ -305,22 +310,29 @@ async def check_coverage(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict
             )
         ]
     inventories, _ = await fleet.read()
-    known_ns = await _read_known(bus, until_ns)
-    expected = {node: last.gpu_count for node, last in inventories.items()}
-    return judge_coverage(known_ns, expected)
+    known_ns, lengths_ns = await _read_known(bus, until_ns)
+    expected_ns = {
+        node: last.gpu_count * lengths_ns.get(node, COVERAGE_NS)
+        for node, last in inventories.items()
+    }
+    return judge_coverage(known_ns, expected_ns)
 
 
-async def _read_known(bus: Bus, until_ns: Mapping[int, int]) -> dict[NodeId, int]:
-    """Return the known time of each node's GPUs, summed over the GPUs.
+async def _read_known(
+    bus: Bus, until_ns: Mapping[int, int]
+) -> tuple[dict[NodeId, int], dict[NodeId, int]]:
+    """Return the known time of each node's GPUs, summed, and the checked time of each node.
 
-    `until_ns` has the end of the checked time by partition.
+    `until_ns` has the end of the checked time by partition. A node without events in the minute
+    before has begun to send samples, and is checked from its first event on.
     """
     decoder = decoder_of(bus.topics.events.name, GpuEvent)
     known_ns: dict[NodeId, int] = defaultdict(int)
+    lengths_ns: dict[NodeId, int] = defaultdict(int)
     async with bus.reader() as reader:
         for at, span in (await reader.spans(bus.topics.events.name)).items():
             end_ns = until_ns[at.partition]
-            begins = await reader.offsets_at([at], (end_ns - COVERAGE_NS) // NS_PER_MS)
+            begins = await reader.offsets_at([at], (end_ns - 2 * COVERAGE_NS) // NS_PER_MS)
             async for records in reader.read(at, Span(max(span.first, begins[at]), span.end)):
                 for record in records:
                     try:
@@ -329,7 +341,9 @@ async def _read_known(bus: Bus, until_ns: Mapping[int, int]) -> dict[NodeId, int
                         continue
                     node = NodeId(event.cluster, event.node)
                     known_ns[node] += known_in(event, until_ns=end_ns)
-    return known_ns
+                    since_begin_ns = end_ns - event.time_ns + event.interval_ns
+                    lengths_ns[node] = max(lengths_ns[node], min(since_begin_ns, COVERAGE_NS))
+    return known_ns, lengths_ns
 
 
 def known_in(event: GpuEvent, *, until_ns: int) -> int:
@@ -344,11 +358,15 @@ def known_in(event: GpuEvent, *, until_ns: int) -> int:
     return length_ns * len(answering)
 
 
-def judge_coverage(known_ns: Mapping[NodeId, int], expected: Mapping[NodeId, int]) -> list[Verdict]:
-    """Compare the known time of each node's GPUs with the number of GPUs in its inventory."""
-    whole_ns = {node: count * COVERAGE_NS for node, count in expected.items() if count}
-    if not whole_ns:
+def judge_coverage(
+    known_ns: Mapping[NodeId, int], expected_ns: Mapping[NodeId, int]
+) -> list[Verdict]:
+    """Compare the known time of each node's GPUs with that of the GPUs in its inventory."""
+    if not expected_ns:
         return [unknown("no agent has published an inventory")]
+    whole_ns = {node: expected for node, expected in expected_ns.items() if expected}
+    if not whole_ns:
+        return [unknown("no GPU has been sampled for a complete minute", "Try again in a minute.")]
     found_ns = {node: min(known_ns.get(node, 0), whole) for node, whole in whole_ns.items()}
     ratio = sum(found_ns.values()) / sum(whole_ns.values())
     text = f"{ratio:.1%} of the GPUs' time is known in the last complete minute"

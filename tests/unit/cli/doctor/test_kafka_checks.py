@@ -4,9 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from typing_extensions import override
 
 from gpuledger.bus.administration import TopicLine
-from gpuledger.bus.inspection import FoundGroup
+from gpuledger.bus.inspection import FoundGroup, Inspector
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.rights import grants
 from gpuledger_cli.doctor.kafka_checks import (
@@ -27,7 +28,7 @@ EVERYTHING = {topic.name: frozenset({"Read", "Write", "Describe"}) for topic in 
 
 
 @dataclass
-class FakeBrokers:
+class FakeBrokers(Inspector):
     """Answers with the given values."""
 
     lines: list[TopicLine] = field(default_factory=list)
@@ -35,21 +36,27 @@ class FakeBrokers:
     refused: Collection[str] = ()
     groups: Mapping[str, FoundGroup] = field(default_factory=dict)
 
+    @override
     async def count_brokers(self) -> int:
         return 3
 
+    @override
     async def compare_topics(self) -> list[TopicLine]:
         return self.lines
 
+    @override
     async def list_operations(self, topics: Sequence[str]) -> Mapping[str, Collection[str]] | None:
         return self.allowed
 
+    @override
     async def may_use(self, resource: str, name: str) -> bool:
         return name not in self.refused
 
+    @override
     async def describe_group(self, name: str) -> FoundGroup | None:
         return self.groups.get(name)
 
+    @override
     async def read_marker_times_ms(self, topic: str, ends: Mapping[int, int]) -> list[int]:
         return []
 
@@ -145,7 +152,7 @@ async def test_a_group_lags_if_it_has_no_member_or_an_unread_record_is_old(
     async with on.reader() as reader:
         found = await check_groups(brokers, reader, TOPICS, now_ms=now_ms)
     assert [one.status for one in found] == [status, status, Status.SKIPPED]
-    assert f"at most {2 - committed} records behind" in found[0].finding
+    assert f"at most {2 - committed} record" in found[0].finding
     assert found[2].finding.startswith("remote_write, alerts, store:")
 
 

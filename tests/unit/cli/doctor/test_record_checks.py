@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +16,7 @@ from gpuledger.completeness import message_of
 from gpuledger.keys import NodeId, key_in
 from gpuledger.records import GpuFacts, Inventory, UnresponsiveNode, Watermark
 from gpuledger.topics import partition_of_node
-from gpuledger_cli.cluster import LastWord
+from gpuledger_cli.cluster import LastInventory
 from gpuledger_cli.doctor.record_checks import (
     COVERAGE_NS,
     Fleet,
@@ -47,7 +47,7 @@ from tests.unit.sinks.builders import (
 )
 
 if TYPE_CHECKING:
-    from gpuledger_cli.doctor.kafka_checks import Brokers
+    from gpuledger.bus.inspection import Inspector
 
 A, B, C = (NodeId("default", f"node-{letter}") for letter in "abc")
 NOW_NS = START_NS
@@ -94,9 +94,9 @@ def test_podwatch_must_have_one_leader_and_recent_watermarks_of_each_partition(
     assert all(problem in one.finding and one.action for one in faults)
 
 
-def last(gpu_count: int = 8) -> LastWord:
+def last(gpu_count: int = 8) -> LastInventory:
     inventory = Inventory(cluster="c", node="n", boot_id="b", time_ns=1, gpus=[])
-    return LastWord(partition=0, inventory=inventory, gpu_count=gpu_count)
+    return LastInventory(partition=0, inventory=inventory, gpu_count=gpu_count)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def last(gpu_count: int = 8) -> LastWord:
         (
             {A: 8, B: 8},
             [A],
-            "1 of 2 nodes have sent no sample for two minutes: node-b (since 2026-",
+            "no sample for two minutes from 1 of 2 nodes: node-b (since 2026-",
         ),
-        ({A: 8}, [A, C], "1 nodes send samples but have no inventory"),
+        ({A: 8}, [A, C], "samples, but no inventory, from 1 node, so"),
     ],
 )
 def test_each_node_with_gpus_must_send_samples_and_each_node_that_does_must_have_an_inventory(
@@ -131,7 +131,10 @@ def test_each_node_with_gpus_must_send_samples_and_each_node_that_does_must_have
     ("offsets_seconds", "finding"),
     [
         ({A: -1, B: -14}, ""),
-        ({A: -1, B: 3}, "1 of 2 nodes' newest samples differ from this machine's clock: node-b +3"),
+        (
+            {A: -1, B: 3},
+            "the newest sample of 1 of 2 nodes differs from this machine's clock: node-b +3",
+        ),
         ({A: -1, B: -17}, "node-b -17.0 s"),
         ({A: 3600, B: 3601}, "all nodes' newest samples differ from this machine's clock"),
     ],
@@ -156,9 +159,10 @@ def test_clocks_without_samples_and_coverage_without_inventories_are_unknown() -
 
 
 def test_coverage_counts_only_gpus_of_the_inventory_and_each_at_most_once() -> None:
-    (full,) = judge_coverage({A: 99 * COVERAGE_NS, C: COVERAGE_NS}, {A: 8})
+    eight = 8 * COVERAGE_NS
+    (full,) = judge_coverage({A: 99 * COVERAGE_NS, C: COVERAGE_NS}, {A: eight})
     assert (full.status, full.finding[:6]) == (Status.OK, "100.0%")
-    (half,) = judge_coverage({A: 8 * COVERAGE_NS}, {A: 8, B: 8})
+    (half,) = judge_coverage({A: eight}, {A: eight, B: eight})
     assert half.status is Status.PROBLEM
     assert "only 50.0%" in half.finding
     assert half.finding.endswith(": node-b 0%")
@@ -180,8 +184,8 @@ async def put(on: MemoryBus, topic: str, node: NodeId, value: object, *, time_ns
         await producer.publish(topic, partition_of_node(key, partitions=PARTITIONS), [message])
 
 
-async def installation() -> MemoryBus:
-    """Return a bus with a minute of events of `NODE`, its newest sample and its inventory."""
+async def installation(seconds: Sequence[int] = range(-90, 1)) -> MemoryBus:
+    """Return a bus with events of `NODE`, its newest sample and its inventory."""
     on = bus()
     gpu = GpuFacts(uuid=reading().uuid, index=0, model="H100", instances=[], capabilities=[])
     node = NodeId("default", NODE)
@@ -191,7 +195,7 @@ async def installation() -> MemoryBus:
     await put(on, INVENTORY.name, node, inventory, time_ns=START_NS)
     newest = sample(cluster=node.cluster, node=node.node, time_ns=NOW_NS)
     await put(on, SAMPLES.name, node, newest, time_ns=NOW_NS)
-    await publish(on, *(event(tick, seq=1000 + tick) for tick in range(-90, 1)))
+    await publish(on, *(event(tick, seq=1000 + tick) for tick in seconds))
     return on
 
 
@@ -232,13 +236,16 @@ async def test_the_checks_read_what_an_installation_publishes() -> None:
     (found,) = await coverage()
     assert (found.status, found.finding[:6]) == (Status.OK, "100.0%")
     (nodes,) = await check_nodes(on, fleet)
-    assert (nodes.status, nodes.finding) == (Status.OK, "1 nodes with 1 GPUs report")
+    assert (nodes.status, nodes.finding) == (
+        Status.OK,
+        "inventory and samples from 1 node with 1 GPU",
+    )
     for marker_ms, statuses in (
         ([NOW_NS // 10**6], [Status.OK, Status.OK]),
         ([], [Status.UNKNOWN, Status.OK]),
     ):
         brokers = Markers(marker_ms)
-        clocks = await check_clocks(on, fleet, cast("Brokers", brokers))
+        clocks = await check_clocks(on, fleet, cast("Inspector", brokers))
         assert [one.status for one in clocks] == statuses
         assert brokers.ends == {place_of(NODE).partition: 91}
 
@@ -248,6 +255,30 @@ async def test_the_checks_read_what_an_installation_publishes() -> None:
     assert NODE in nodes.finding
     (stale,) = await check_coverage(on, later, now_ns=later_ns)
     assert "complete only through" in stale.finding
+
+
+@pytest.mark.parametrize(
+    ("events", "finding"),
+    [
+        (range(1, 30), "no GPU has been sampled for a complete minute"),
+        (range(-9, 1), "100.0% of"),
+        ([-9, *range(-4, 1)], "only 60.0% of"),
+        ([-70, *range(-9, 1)], "only 16.7% of"),
+        ([], "only 0.0% of"),
+    ],
+)
+async def test_the_coverage_of_a_new_node_begins_with_its_first_event(
+    events: Sequence[int], finding: str
+) -> None:
+    on = await installation(events)
+    async with on.producer() as producer:
+        for partition in range(PARTITIONS):
+            message = message_of(watermark(partition, component="join"), time_ns=NOW_NS)
+            await producer.publish(WATERMARKS.name, partition, [message])
+
+    (found,) = await check_coverage(on, Fleet(on, time_ns=lambda: NOW_NS), now_ns=NOW_NS)
+
+    assert finding in found.finding
 
 
 async def test_one_checks_deadline_does_not_end_the_reading_of_the_others() -> None:
