@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice, pairwise, takewhile
 from math import prod
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -235,7 +235,7 @@ def apportion(
             )
         )
     sampled_windows, lost_windows = _count_lost(kept, cover, window_us)
-    used, short, full, short_full = _count_short(by_window, cover, len(processes))
+    counts = _count_used(by_window, cover, len(processes))
     if returned and gpu_ratio is not None and is_known:
         usages = _with_last_windows(usages, returned, gpu_ratio)
     return Shares(
@@ -246,10 +246,10 @@ def apportion(
         overlaps=bool(percents),
         sampled_windows=sampled_windows,
         lost_windows=lost_windows,
-        used_windows=used,
-        short_windows=short,
-        full_windows=full,
-        short_full_windows=short_full,
+        used_windows=counts.used,
+        short_windows=counts.short,
+        full_windows=counts.full,
+        short_full_windows=counts.short_full,
         falls_short=gpu_ratio is not None and _falls_short(usages, gpu_ratio),
         are_coarse=are_coarse,
     )
@@ -320,13 +320,22 @@ def _hidden_percent(processes: int) -> int:
     return _ROUNDING_PERCENT * (processes + 1)
 
 
-def _count_short(
+class _UsedWindows(NamedTuple):
+    """The numbers of used windows, as in `Shares`."""
+
+    used: int = 0
+    short: int = 0
+    full: int = 0
+    short_full: int = 0
+
+
+def _count_used(
     by_window: Mapping[int, Counter[int]], cover: Cover, processes: int
-) -> tuple[int, int, int, int]:
-    """Return the numbers of used windows, and of those that are short, full, and both."""
+) -> _UsedWindows:
+    """Count the windows that the tick covers."""
     interval, hidden = cover.interval, _hidden_percent(processes)
     if interval is None or not by_window:
-        return 0, 0, 0, 0
+        return _UsedWindows()
     # A window on the border of two ticks counts in the later one. The border may be in each window.
     used = [
         (window.percent - by_window[window.end_us].total() > hidden, len(by_window[window.end_us]))
@@ -334,7 +343,8 @@ def _count_short(
         if interval.start_us < window.end_us <= interval.end_us and window.percent > hidden
     ]
     full = [is_short for is_short, sampled in used if sampled == processes]
-    return len(used), sum(is_short for is_short, _ in used), len(full), sum(full)
+    short = sum(is_short for is_short, _ in used)
+    return _UsedWindows(used=len(used), short=short, full=len(full), short_full=sum(full))
 
 
 def _with_lost(
