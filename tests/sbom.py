@@ -3,6 +3,7 @@
 The locks cover every Python version that the project supports; an image has one of them.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -59,18 +60,22 @@ def main(folder: Path) -> None:
     """Write the files; the empty index address keeps registry names out of the components."""
     folder.mkdir(parents=True, exist_ok=True)
     for image, lock in locks().items():
-        subprocess.run(  # the program is next to this interpreter
+        done = subprocess.run(  # the program is next to this interpreter
             [
                 *(Path(sys.executable).with_name("cyclonedx-py"), "requirements", "-"),
                 *("--pyproject", ROOT / "pyproject.toml", "--index-url", ""),
                 *("--output-format", "JSON", "--output-reproducible"),
-                *("--output-file", folder / f"{image}.cdx.json"),
             ],
             input="\n".join(requirements(lock)),
             env={"PYTHONWARNINGS": "ignore"},
+            stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
+        found = json.loads(done.stdout)
+        # pyproject.toml has one name for both images.
+        found["metadata"]["component"]["name"] = image
+        (folder / f"{image}.cdx.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_it_lists_each_locked_package_once_with_its_hashes(folder: Path, image: 
     packages = Counter(canonicalize_name(one["name"]) for one in found["components"])
 
     assert found["bomFormat"] == "CycloneDX"
-    assert found["metadata"]["component"]["name"] == "gpuledger"
+    assert found["metadata"]["component"]["name"] == image
     assert packages == Counter(set(locked(locks()[image])))
     assert all(one["externalReferences"][0]["hashes"] for one in found["components"])
 
