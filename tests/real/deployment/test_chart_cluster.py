@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import yaml
 
 from tests.real.deployment.chart import (
     CASES,
@@ -24,6 +25,7 @@ from tests.real.deployment.chart import (
 )
 from tests.real.services.starter import running
 from tests.tables import for_each
+from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,6 +123,24 @@ def test_only_the_agent_needs_more_than_restricted(
 
     assert 'violates PodSecurity "restricted:latest"' in refused.pop("gpuledger-agent")
     assert set(refused.values()) == {""}
+
+
+def test_the_documented_copy_of_a_volume_mounts_it_like_the_store(
+    api: KubeApi, helm: Helm, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "guides" / "backup.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    pod = yaml.safe_load(text)
+    store = render_chart(CENTRAL, folder=tmp_path).workload("gpuledger-sink-store")
+    (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
+    variables = {one["name"]: one.get("value") for one in store.container["env"]}
+    commands = re.findall(r"store-copy -- tar -C (\S+) -[cx]zf - ?(store)?", page)
+
+    assert create(api, pod, dry_run=True) == ""
+    assert mount in store.container["volumeMounts"]
+    assert all(one in store.pod["volumes"] for one in pod["spec"]["volumes"])
+    assert commands == [(mount["mountPath"], "store"), (mount["mountPath"], "")]
+    assert variables["GPULEDGER_STORE__URI"] == f"{mount['mountPath']}/store"
 
 
 def exists(api: KubeApi, manifest: Manifest) -> bool:
