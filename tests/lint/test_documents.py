@@ -61,6 +61,15 @@ def test_every_module_that_the_code_tour_names_exists() -> None:
 
 
 @for_each("page", PAGES)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"`(test_\w+)`", page.read_text()))
+    texts = (file.read_text() for file in (ROOT / "tests").rglob("test_*.py")) if named else ()
+    defined = {name for text in texts for name in re.findall(r"\bdef (test_\w+)\(", text)}
+
+    assert named - defined == set()
+
+
+@for_each("page", PAGES)
 def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`((?:k8s|deploy|docs|scenarios)/[^`\s]*)`", page.read_text())
 
