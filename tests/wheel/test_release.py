@@ -38,12 +38,11 @@ def test_a_release_has_the_wheel_the_chart_and_sboms_with_their_checksums(releas
 
 @pytest.mark.extended
 def test_the_chart_of_a_release_contains_its_rules_and_dashboards(release: Path) -> None:
-    """They are links in the checkout."""
     with tarfile.open(release / f"gpuledger-{VERSION}.tgz") as archive:
         files = {file.name: archive.extractfile(file) for file in archive if file.isfile()}
         chart = files["gpuledger/Chart.yaml"]
         assert chart is not None
         assert yaml.safe_load(chart)["appVersion"] == VERSION
-    linked = [file for name in ("rules", "dashboards") for file in (CHART / name).iterdir()]
-    assert linked
-    assert {f"gpuledger/{file.parent.name}/{file.name}" for file in linked} <= files.keys()
+    shipped = [file for name in ("rules", "dashboards") for file in (CHART / name).iterdir()]
+    assert shipped
+    assert {f"gpuledger/{file.parent.name}/{file.name}" for file in shipped} <= files.keys()
