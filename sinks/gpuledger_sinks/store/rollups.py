@@ -16,13 +16,13 @@ current version that are not in the version summed up last. The commit that adds
 the current version, so that a run that is killed and restarted adds them once.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any, Final
 
 import structlog
-from arro3.core import Table
+from arro3.core import RecordBatch, Table
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -61,6 +61,9 @@ from gpuledger_sinks.store.table import StaleTableError, StreamTable
 HOURS_A_DAY: Final = 24
 _HISTORY: Final = 10_000
 """Maximum number of commits to read: a week with one per minute."""
+_SLICE_ROWS: Final = 1_000_000
+"""Approximate number of source rows to sum up at a time, so that their minutes take less than a
+gigabyte: an hour of 4,000 GPUs."""
 _HUGE: Final = 2**47
 """Amounts above this (39 hours in nanoseconds) are invented; the sum of 65,536 such amounts may
 exceed 64 bits."""
@@ -114,31 +117,37 @@ class Period:
     """The SQL of columns that are computed from each minute's sums before they are aggregated."""
 
 
-def _buckets_sql(distribution: Distribution, value: str) -> dict[str, str]:
-    """Return the SQL for 1 in the column of a value's bucket, and for 0 in the other columns."""
-    bounds = [bound * distribution.unit for bound in distribution.bounds]
-    if not distribution.has_more:
-        bounds.pop()
-    above = ["true", *(f"{value} > {bound}" for bound in bounds)]
-    up_to = [*(f"{value} <= {bound}" for bound in bounds), "true"]
-    return {
-        column: f"CASE WHEN {value} IS NOT NULL AND {low} AND {high} THEN 1"
-        f" WHEN {value} IS NOT NULL THEN 0 END"
-        for column, low, high in zip(distribution.columns, above, up_to, strict=True)
-    }
+def _bucket_sql(distribution: Distribution, value: str) -> str:
+    """Return the SQL for the index of a value's bucket; null for null."""
+    cases = " ".join(
+        f"WHEN {value} <= {bound * distribution.unit} THEN {index}"
+        for index, bound in enumerate(distribution.bounds)
+    )
+    last = len(distribution.columns) - 1
+    return f"CASE WHEN {value} IS NOT NULL THEN CASE {cases} ELSE {last} END END"
 
 
-_MINUTE_VALUES: Final = (
-    # In rows of `idle`, `busy_ns` is the time in which no kernel ran.
-    "CASE WHEN category = 'idle' THEN allocated_ns - coalesce(unresponsive_ns, 0) - busy_ns"
-    " ELSE busy_ns END AS used_ns"
-    ", CAST(round(CAST(memory_byte_ns AS DOUBLE) / 6e10) AS BIGINT) AS memory_bytes"
-    ", CAST(1 AS BIGINT) << CAST(date_part('minute', minute) AS BIGINT) AS bit"
+_MINUTE_VALUES: Final[Sequence[Mapping[str, str]]] = (
+    {
+        # In rows of `idle`, `busy_ns` is the time in which no kernel ran.
+        "used_ns": "CASE WHEN category = 'idle'"
+        " THEN allocated_ns - coalesce(unresponsive_ns, 0) - busy_ns ELSE busy_ns END",
+        "memory_bytes": "CAST(round(CAST(memory_byte_ns AS DOUBLE) / 6e10) AS BIGINT)",
+        "bit": "CAST(1 AS BIGINT) << CAST(date_part('minute', minute) AS BIGINT)",
+    },
+    {
+        BUSY.name: _bucket_sql(BUSY, "used_ns"),
+        DRAM.name: _bucket_sql(DRAM, "dram_active_ns"),
+        MEMORY.name: _bucket_sql(MEMORY, "memory_bytes"),
+    },
 )
+"""The SQL of values that a minute has, after the sums, in two steps."""
 _OF_MINUTES: Final[Mapping[str, str]] = {
-    **_buckets_sql(BUSY, "used_ns"),
-    **_buckets_sql(DRAM, "dram_active_ns"),
-    **_buckets_sql(MEMORY, "memory_bytes"),
+    **{
+        column: f"CAST({each.name} = {index} AS BIGINT)"
+        for each in DISTRIBUTIONS
+        for index, column in enumerate(each.columns)
+    },
     MEMORY_MAX: "memory_bytes",
     # Unknown is not idle: a minute counts as allocated only if its use is known.
     ALLOCATED: "CASE WHEN allocated_ns > 0 AND used_ns IS NOT NULL THEN bit"
@@ -180,9 +189,10 @@ def sums_sql(
     huge = _huge_sql(has)
     rows = _select_sql(read, f"{relation} WHERE ({where}) AND ({huge}) IS NOT TRUE")
     if period.of_minutes:
-        # A minute has several rows if the sink wrote in the middle of it.
-        minutes = _sums_sql({name: f'"{name}"' for name in read}, rows)
-        rows = f"SELECT *, {_MINUTE_VALUES} FROM ({minutes})"  # noqa: S608  # no user's text
+        # If the sink wrote in the middle of a minute, the minute has several rows.
+        rows = _sums_sql({name: f'"{name}"' for name in read}, rows)
+        for values in _MINUTE_VALUES:
+            rows = f"SELECT *, {_listed(values)} FROM ({rows})"  # noqa: S608  # no user's text
     unit = period.target_column
     # Quoted, because `cluster` is a keyword of the SQL dialect.
     made = {column.name: f'"{column.name}"' for column in period.target.columns}
@@ -204,8 +214,11 @@ def _sums_sql(values: Mapping[str, str], rows: str) -> str:
 
 
 def _select_sql(values: Mapping[str, str], rows: str) -> str:
-    made = ", ".join(f'{value} AS "{name}"' for name, value in values.items())
-    return f"SELECT {made} FROM {rows}"  # noqa: S608  # no user's text
+    return f"SELECT {_listed(values)} FROM {rows}"  # noqa: S608  # no user's text
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    return ", ".join(f'{value} AS "{name}"' for name, value in values.items())
 
 
 def _huge_sql(has: Collection[str] | None) -> str:
@@ -424,20 +437,20 @@ class Rollup:
         valid_through: Mapping[str, int] | None = None,
     ) -> None:
         """Replace the sums of some periods of a day in one commit."""
-        column = self._period.source_column
         of_day = f"{PARTITION_COLUMN} = {_day_sql(day)}"
-        begins = f"date_trunc('{self._period.target_column}', {column})"
         query = QueryBuilder().register("source", source)
-        where = f"{of_day} AND ({hours_sql(begins, hours) or 'false'})"
-        sums = sums_sql(self._period, "source", where, has=_columns_of(source))
-        # Sorted by device, so that equal values are adjacent. This halves the size and makes bills
-        # ten times as fast.
-        order = f'"cluster", node, gpu_uuid, {self._period.target_column}'
-        rows = query.execute(f"SELECT * FROM ({sums}) ORDER BY {order}").read_all()  # noqa: S608  # no user's text
+        # More partitions need more memory and more processor time in total.
+        query.execute("SET datafusion.execution.target_partitions = 1").read_all()
+        has = _columns_of(source)
+        batches = [
+            batch
+            for where in self._slices(query, of_day, sorted(hours))
+            for batch in self._sums_of(query, where, has)
+        ]
         replaced = hours_sql(self._period.target_column, hours) or "false"
         write_deltalake(
             target,
-            self._period.target.conform(rows),
+            Table.from_batches(batches, schema=self._period.target.arrow),
             mode="overwrite",
             predicate=f"{of_day} AND ({replaced})",
             writer_properties=self._target.writer,
@@ -446,6 +459,27 @@ class Rollup:
                 custom_metadata=describe(hours=hours, valid_through=valid_through),
             ),
         )
+
+    def _slices(self, query: QueryBuilder, of_day: str, hours: Sequence[int]) -> Iterator[str]:
+        """Yield SQL conditions that divide the periods' rows into parts that fit into memory."""
+        column, length = self._period.source_column, self._period.hours
+        for hour in hours:
+            begin, end = _time_sql(hour), _time_sql(hour + length)
+            # A range lets the engine skip files by their statistics.
+            of_period = f"{of_day} AND {column} >= {begin} AND {column} < {end}"
+            found = query.execute(f"SELECT count(*) AS rows FROM source WHERE {of_period}")  # noqa: S608  # no user's text
+            count = found.read_all()["rows"].to_pylist()[0] // _SLICE_ROWS + 1
+            # The last digit of a UUID is random.
+            for index in range(count):
+                yield f"{of_period} AND ascii(right(gpu_uuid, 1)) % {count} = {index}"
+
+    def _sums_of(
+        self, query: QueryBuilder, where: str, has: Collection[str]
+    ) -> Iterable[RecordBatch]:
+        # Sorted by device, so that equal values are adjacent. This halves the size and makes bills
+        # ten times as fast.
+        sql = f"{sums_sql(self._period, 'source', where, has=has)} ORDER BY cluster, node, gpu_uuid"
+        return self._period.target.conform(query.execute(sql).read_all()).to_batches()
 
     def _add_late(
         self,
