@@ -7,7 +7,7 @@ row's start, or to the first version if the row is older. Views of tables with v
 column `valid_to`, which is null for the last version.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -112,7 +112,7 @@ def create_views(
     Days and times are in UTC. Raises `UserError` if there is no store.
     """
     files = {name: live_files(store_uri, name, storage_options) for name in TABLES}
-    relations = {name: relation(found) for name, found in files.items() if found}
+    relations = {name: _rows_of(name, found) for name, found in files.items() if found}
     if not relations:
         raise no_store(store_uri, "no store with rows at")
     open_object_files(connection, store_uri, storage_options)
@@ -123,6 +123,11 @@ def create_views(
             f"CREATE VIEW {name} AS {_view(name, relations, store_uri, storage_options)}"
         )
     return files
+
+
+def _rows_of(name: str, files: Iterable[str]) -> str:
+    """Return the SQL for the rows of files; columns that all files lack are null."""
+    return f"(FROM {empty_relation(TABLES[name])} UNION ALL BY NAME FROM {relation(files)})"
 
 
 def _view(

@@ -11,6 +11,17 @@ import duckdb
 
 from gpuledger.errors import UserError
 from gpuledger.ledger.rows import COLUMNS as ROW_COLUMNS
+from gpuledger.store.distributions import (
+    ALLOCATED,
+    BITMAPS,
+    BUSY,
+    DISTRIBUTIONS,
+    DRAM,
+    MEMORY,
+    MEMORY_MAX,
+    USED,
+    Distribution,
+)
 from gpuledger.store.query import DERIVED_COLUMNS, empty_relation, no_entries_sql
 from gpuledger.store.schema import StoreColumn, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
@@ -30,7 +41,12 @@ _COLUMNS: Final = ("column", "type", "null", "meaning")
 _ADDED: Final = ("column", "type", "SQL")
 _JOINED: Final = ("column", "type", "meaning")
 _LEFT_OUT: Final = (USAGE_HOURLY.name, USAGE_DAILY.name)
-"""Tables with the columns of `usage`."""
+"""Tables with the columns of `usage`; `_of_minutes` has the columns that they add."""
+
+
+def _bounds_of(distribution: Distribution) -> str:
+    return ", ".join(str(bound) for bound in distribution.bounds)
+
 
 MEANINGS: Final[Mapping[str, str]] = {
     **{column.name: column.meaning for column in ROW_COLUMNS},
@@ -71,6 +87,16 @@ MEANINGS: Final[Mapping[str, str]] = {
     "namespace_labels": "JSON object with the labels of the pod's namespace; for `idle`, of the"
     " allocated pod's namespace.",
     "namespace_annotations": "JSON object with the annotations of that namespace.",
+    BUSY.columns[0]: "Number of minutes by the time in which kernels ran, in percent of the minute:"
+    f" {_bounds_of(BUSY)}. For `idle`, kernels of anybody in the allocated part.",
+    DRAM.columns[0]: "The same for `dram_active_ns`; null without the chip's counters.",
+    MEMORY.columns[0]: "Number of minutes by mean memory in GiB, the sizes of GPUs and MIG"
+    f" instances: {_bounds_of(MEMORY)}; `more` is above.",
+    MEMORY_MAX: "Largest mean memory of a minute.",
+    ALLOCATED: "Only in `usage_hourly`. Bit 0 to 59 is set if the device was allocated in this"
+    " minute of the hour and its use is known. Null for rows without `allocated_ns`.",
+    USED: "Only in `usage_hourly`. Bit 0 to 59 is set if kernels ran in this minute. For `idle`,"
+    " kernels of anybody in the allocated part.",
     "usage.container_id": "Id of the container, only while its name is unknown.",
     "usage.busy_ns": "Time in which kernels ran; for `idle`, time in which none ran. Negative on"
     " `unattributed` after a late adjustment.",
@@ -186,6 +212,7 @@ def tables_page(standing: str) -> str:
     for schema in TABLES.values():
         if schema.name not in _LEFT_OUT:
             page = put_between_marks(page, schema.name, table(_COLUMNS, _rows_of(schema)))
+    page = put_between_marks(page, USAGE_HOURLY.name, table(_COLUMNS, _of_minutes()))
     page = put_between_marks(page, "usage view", table(_ADDED, _added_to_usage()))
     page = put_between_marks(page, "joined", table(_JOINED, _joined_to_usage()))
     return put_between_marks(page, "entries view", table(_ADDED, _added_to_entries()))
@@ -195,6 +222,16 @@ def _rows_of(schema: TableSchema) -> Iterator[tuple[str, ...]]:
     for column in schema.columns:
         null = "yes" if column.nullable else ""
         yield code(column.name), type_of(column), null, meaning_of(schema.name, column.name)
+
+
+def _of_minutes() -> Iterator[tuple[str, ...]]:
+    """Yield one row for all columns of a distribution, then one for each other added column."""
+    columns = {column.name: column for column in USAGE_HOURLY.columns}
+    named = {each.columns[0]: each for each in DISTRIBUTIONS}
+    for name in (*named, MEMORY_MAX, *BITMAPS):
+        bounds = named[name].columns if name in named else (name,)
+        shown = f"{code(name)} … {code(bounds[-1])}" if name in named else code(name)
+        yield shown, type_of(columns[name]), "yes", meaning_of(USAGE_HOURLY.name, name)
 
 
 def type_of(column: StoreColumn) -> str:
