@@ -5,6 +5,9 @@ usage have all columns of their table, the columns in `READABLE`, and the curren
 pod, the allocation, the node and the namespace. A row is joined to the version in force at the
 row's start, or to the first version if the row is older. Views of tables with versions have the
 column `valid_to`, which is null for the last version.
+
+`usage_hourly_unnamed` and `usage_daily_unnamed` have the same rows without any descriptions, and
+are many times as fast. `with_nodes` adds the nodes' descriptions to sums of these rows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -122,6 +125,9 @@ def create_views(
         connection.execute(
             f"CREATE VIEW {name} AS {_view(name, relations, store_uri, storage_options)}"
         )
+    for name in (USAGE_HOURLY.name, USAGE_DAILY.name):
+        rows = {name: relations.get(name) or empty_relation(TABLES[name])}
+        connection.execute(f"CREATE VIEW {name}_unnamed AS {usage_sql(name, rows)}")
     return files
 
 
@@ -173,12 +179,7 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
         until = f"entries.time + INTERVAL 1 {period} - INTERVAL 1 MICROSECOND"
         # A pod matches if it existed at any time of the period.
         rows = named_usage(rows, pods, until=until)
-    rows = _with_version(
-        rows,
-        relations.get(NODES.name),
-        keys={"cluster": "of_rows.cluster", "node": "of_rows.node"},
-        has=_OF_NODE,
-    )
+    rows = with_nodes(rows, relations.get(NODES.name))
     rows = _with_version(
         rows,
         relations.get(NAMESPACES.name),
@@ -190,6 +191,15 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
     )
     added = ", ".join(f"{sql} AS {column}" for column, sql in READABLE.items())
     return f"SELECT * EXCLUDE (time), {added} FROM {rows}"  # noqa: S608  # the tables' own names
+
+
+def with_nodes(rows: str, versions: str | None = NODES.name) -> str:
+    """Return the SQL for rows with the node's description at their `time`.
+
+    `rows` is the SQL for rows with `cluster`, `node` and `time`; `versions` is that of the nodes.
+    """
+    keys = {"cluster": "of_rows.cluster", "node": "of_rows.node"}
+    return _with_version(rows, versions, keys=keys, has=_OF_NODE)
 
 
 def _with_version(
