@@ -1,7 +1,7 @@
 """The amounts that a pod requests as a whole, from the requests of its containers. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from gpuledger.records import PendingContainer
@@ -11,19 +11,26 @@ _INIT: Final = "init"
 
 
 def requested_amounts(containers: Iterable[PendingContainer]) -> dict[str, int]:
-    """Return the amount of each resource that must be free on one node, as schedulers count it.
+    """Return the amount of each resource that must be free on one node, as schedulers count it."""
+    return amounts_together((each.kind, each.requested.resources) for each in containers)
+
+
+def amounts_together(
+    containers: Iterable[tuple[str | None, Mapping[str, int]]],
+) -> dict[str, int]:
+    """Return the amounts that containers need together, given the kind and amounts of each.
 
     The containers are in the order in which they start. Ordinary containers and sidecars run at the
     same time. An init container runs only with the sidecars that started before it.
     """
     together, sidecars, highest = Counter[str](), Counter[str](), Counter[str]()
-    for container in containers:
-        amounts = Counter(container.requested.resources)
-        if container.kind == _INIT:
+    for kind, requested in containers:
+        amounts = Counter(requested)
+        if kind == _INIT:
             # The union of counters has the higher amount of each resource.
             highest |= amounts + sidecars
             continue
         together += amounts
-        if container.kind == _SIDECAR:
+        if kind == _SIDECAR:
             sidecars += amounts
     return dict(together | highest)

@@ -160,6 +160,8 @@ class PodSharing:
             ],
             phase=intern(pod.phase),
             qos_class=pod.qos_class and intern(pod.qos_class),
+            requested_cpu_millicores=same(pod.requested_cpu_millicores),
+            requested_memory_bytes=same(pod.requested_memory_bytes),
             priority_class=pod.priority_class and intern(pod.priority_class),
             created_time_ns=same(pod.created_time_ns),
             scheduled_time_ns=same(pod.scheduled_time_ns),

@@ -95,6 +95,10 @@ class PodRecord(BaseRecord, frozen=True, kw_only=True):
     """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
     qos_class: Word | None = None
     """`Guaranteed`, `Burstable` or `BestEffort`."""
+    requested_cpu_millicores: Natural | None = None
+    """CPU that its containers request at the same time, with the overhead of its runtime class."""
+    requested_memory_bytes: Natural | None = None
+    """Memory, in the same way."""
     priority: Integer | None = None
     """The scheduler's priority."""
     priority_class: Subdomain | None = None
@@ -150,6 +154,10 @@ class PendingPodRecord(BaseRecord, frozen=True, kw_only=True):
     """The labels that the settings select."""
     containers: Annotated[list[PendingContainer], at_most(MAX_POD_CONTAINERS)]
     """The containers that request GPUs, in the order in which they start."""
+    requested_cpu_millicores: Natural | None = None
+    """CPU that its containers request at the same time, with the overhead of its runtime class."""
+    requested_memory_bytes: Natural | None = None
+    """Memory, in the same way."""
     priority: Integer | None = None
     """The scheduler's priority."""
     priority_class: Subdomain | None = None
@@ -195,6 +203,14 @@ class NodeRecord(BaseRecord, frozen=True, kw_only=True):
     """The provider's region."""
     capacity_type: Label | None = None
     """How the capacity was bought: `spot`, `on_demand`, `reserved`, or another label value."""
+    allocatable_cpu_millicores: Natural | None = None
+    """CPU that the node has for pods."""
+    allocatable_memory_bytes: Natural | None = None
+    """Memory that the node has for pods."""
+    allocatable_resources: (
+        Annotated[dict[QualifiedName, Natural], at_most(MAX_RESOURCES)] | None
+    ) = None
+    """GPUs that the node has for pods: amounts by resource name, in the resource's own unit."""
     labels: Labels
     """The labels that the settings select."""
     created_time_ns: Natural

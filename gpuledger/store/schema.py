@@ -166,6 +166,8 @@ PODS: Final = TableSchema(
         ),
         StoreColumn(name="priority", kind=DataType.int64(), nullable=True),
         StoreColumn(name="priority_class", kind=DataType.utf8(), nullable=True),
+        StoreColumn(name="requested_cpu_millicores", kind=DataType.int64(), nullable=True),
+        StoreColumn(name="requested_memory_bytes", kind=DataType.int64(), nullable=True),
     ),
     statistics_columns=4,
 )

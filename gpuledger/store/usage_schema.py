@@ -132,6 +132,8 @@ NODES: Final = TableSchema(
         *_text("labels", "resource_version"),
         *_number("kafka_partition", kind=DataType.int32(), nullable=False),
         *_number("kafka_offset", nullable=False),
+        *_number("allocatable_cpu_millicores", "allocatable_memory_bytes"),
+        *_text("allocatable_resources"),
     ),
     statistics_columns=3,
 )
@@ -150,6 +152,7 @@ PENDING_PODS: Final = TableSchema(
         *_text("resource_version"),
         *_number("kafka_partition", kind=DataType.int32(), nullable=False),
         *_number("kafka_offset", nullable=False),
+        *_number("requested_cpu_millicores", "requested_memory_bytes"),
     ),
     statistics_columns=3,
 )

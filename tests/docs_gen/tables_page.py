@@ -76,6 +76,12 @@ MEANINGS: Final[Mapping[str, str]] = {
     " nanoseconds since the epoch.",
     "priority": "The scheduler's priority of the pod; null in older rows.",
     "priority_class": "Name of the pod's priority class.",
+    "requested_cpu_millicores": "CPU that the pod requests as a whole; null in older rows.",
+    "requested_memory_bytes": "Memory that the pod requests as a whole; null in older rows.",
+    "allocatable_cpu_millicores": "CPU that the node has for pods; null in older rows.",
+    "allocatable_memory_bytes": "Memory that the node has for pods; null in older rows.",
+    "allocatable_resources": "JSON object with the amount of each GPU resource that the node has"
+    " for pods; null in older rows.",
     "annotations": "JSON object with the annotations that podwatch is configured to keep.",
     "owner_kind": "Kind of the pod's workload, such as `Deployment`.",
     "labels": "JSON object with the labels that podwatch is configured to keep.",

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import Interrupted, Phase
-from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, ObjectKind
+from gpuledger_enricher.podwatch.kinds import NAMESPACE, ObjectKind
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.podwatch_cluster import Cluster, following
 from tests.podwatch_contract import PodwatchContract
@@ -118,10 +118,8 @@ class TestPodwatchAgainstARealApiServer(PodwatchContract):
     ) -> Cluster:
         return await RealCluster.installed(start_kube_api())
 
-    @pytest.mark.parametrize("kind", [NODE, NAMESPACE], ids=lambda kind: kind.name)
-    async def test_the_server_sends_only_metadata_of_nodes_and_namespaces(
-        self, cluster: Cluster, kind: ObjectKind[Any]
-    ) -> None:
+    async def test_the_server_sends_only_metadata_of_namespaces(self, cluster: Cluster) -> None:
+        kind = NAMESPACE
         await cluster.create(kind, "one")
         settings = KubernetesSettings(kubeconfig=str(cluster.kubeconfig))
         seconds = {"idle_timeout_seconds": 10.0, "total_seconds": 10.0}

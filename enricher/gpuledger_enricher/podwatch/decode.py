@@ -42,6 +42,7 @@ from gpuledger_enricher.podwatch.node_facts import (
 from gpuledger_enricher.podwatch.objects import (
     AddedEvent,
     Annotations,
+    ApiNode,
     ApiPod,
     BookmarkEvent,
     DeletedEvent,
@@ -50,6 +51,7 @@ from gpuledger_enricher.podwatch.objects import (
     IdentityOnly,
     MetadataOnly,
     ModifiedEvent,
+    NodeStatus,
     PodAnnotations,
     PodCondition,
     PodSpec,
@@ -59,11 +61,14 @@ from gpuledger_enricher.podwatch.objects import (
 from gpuledger_enricher.podwatch.pod_facts import (
     ChosenAnnotations,
     ContainerReader,
+    amounts_of,
     known_owner,
     last_end_ns,
     mirrored_hash,
+    parse_quantity,
     pod_scheduled,
     queue_of,
+    requested_of,
 )
 from gpuledger_enricher.podwatch.pod_settings import ALL_LABELS
 from gpuledger_enricher.watched_records import RecordT, Shared, same
@@ -115,6 +120,7 @@ WatchLine = ObjectEvent | BookmarkEvent | ErrorEvent
 _NO_SPEC: Final = PodSpec()
 _NO_STATUS: Final = PodStatus()
 _NO_CONDITION: Final = PodCondition()
+_NO_NODE_STATUS: Final = NodeStatus()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -228,6 +234,7 @@ class PodReader(ObjectReader[PodRecord]):
         )
         containers = self._containers.read(spec, status)
         scheduled = pod_scheduled(status)
+        requested = requested_of(spec)
         # A container of a pod that is not over may be restarted, so the end of its last container
         # is not the end of the pod.
         is_over = status.phase in _OVER or meta.deletion_timestamp is not None
@@ -245,6 +252,8 @@ class PodReader(ObjectReader[PodRecord]):
             config_hash=mirrored_hash(notes, spec, meta.owner_references) if notes else None,
             phase=intern(status.phase or "Unknown"),
             qos_class=intern(status.qos_class) if status.qos_class else None,
+            requested_cpu_millicores=same(requested and requested.cpu_millicores),
+            requested_memory_bytes=same(requested and requested.memory_bytes),
             priority=same(spec.priority),
             priority_class=intern(spec.priority_class_name) if spec.priority_class_name else None,
             created_time_ns=created_time_ns,
@@ -292,6 +301,7 @@ class PendingPodReader(ObjectReader[PendingPodRecord]):
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
         refusal = pod_scheduled(status) or _NO_CONDITION
+        requested = requested_of(spec)
         return PendingPodRecord(
             cluster=self.cluster,
             uid=meta.uid,
@@ -301,6 +311,8 @@ class PendingPodReader(ObjectReader[PendingPodRecord]):
             owner_name=owner_name and intern(owner_name),
             labels=self.labels_of(labels),
             containers=containers,
+            requested_cpu_millicores=same(requested and requested.cpu_millicores),
+            requested_memory_bytes=same(requested and requested.memory_bytes),
             priority=same(spec.priority),
             priority_class=intern(spec.priority_class_name) if spec.priority_class_name else None,
             queue=queue_of(labels, meta.annotations),
@@ -314,7 +326,7 @@ class PendingPodReader(ObjectReader[PendingPodRecord]):
 
 
 class NodeReader(ObjectReader[NodeRecord]):
-    """Reads nodes, with the facts in their labels, such as pool and zone."""
+    """Reads nodes, with what they have for pods and the facts in their labels, such as pool."""
 
     what = "a node"
 
@@ -323,6 +335,7 @@ class NodeReader(ObjectReader[NodeRecord]):
         *,
         cluster: str,
         labels: Iterable[str] = (),
+        gpu_resource_prefixes: Iterable[str] = (),
         pool_labels: Iterable[str] = (),
         instance_type_labels: Iterable[str] = (),
         zone_labels: Iterable[str] = (),
@@ -333,7 +346,8 @@ class NodeReader(ObjectReader[NodeRecord]):
 
         Labels that are given for a fact are tried before the known labels of providers.
         """
-        super().__init__(MetadataOnly, cluster=cluster, labels=labels)
+        super().__init__(ApiNode, cluster=cluster, labels=labels)
+        self._gpu_resource_prefixes = tuple(gpu_resource_prefixes)
         self._pool_labels = (*pool_labels, *POOL_LABELS)
         self._instance_type_labels = (*instance_type_labels, *INSTANCE_TYPE_LABELS)
         self._zone_labels = (*zone_labels, *ZONE_LABELS)
@@ -341,9 +355,11 @@ class NodeReader(ObjectReader[NodeRecord]):
         self._capacity_type_labels = tuple(capacity_type_labels)
 
     @override
-    def record(self, found: MetadataOnly[Annotations]) -> NodeRecord:
+    def record(self, found: ApiNode[Annotations]) -> NodeRecord:
         meta = found.metadata
         labels = meta.labels or {}
+        allocatable = (found.status or _NO_NODE_STATUS).allocatable
+        has = amounts_of(allocatable) if allocatable else None
 
         def one_of(names: Iterable[str]) -> str | None:
             value = first_of(labels, names)
@@ -360,6 +376,15 @@ class NodeReader(ObjectReader[NodeRecord]):
             zone=one_of(self._zone_labels),
             region=one_of(self._region_labels),
             capacity_type=capacity_type and intern(capacity_type),
+            allocatable_cpu_millicores=has and has.cpu_millicores,
+            allocatable_memory_bytes=has and has.memory_bytes,
+            allocatable_resources=None
+            if allocatable is None
+            else {
+                intern(name): parse_quantity(quantity)
+                for name, quantity in allocatable.items()
+                if name.startswith(self._gpu_resource_prefixes)
+            },
             labels=self.labels_of(labels),
             created_time_ns=self.nanoseconds(meta.creation_timestamp) or 0,
             deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),

@@ -160,13 +160,15 @@ NODE: Final = ObjectKind(
     reader=lambda settings: NodeReader(
         cluster=settings.cluster,
         labels=settings.node_labels,
+        gpu_resource_prefixes=settings.gpu_resource_prefixes,
         pool_labels=settings.node_pool_labels,
         instance_type_labels=settings.node_instance_type_labels,
         zone_labels=settings.node_zone_labels,
         region_labels=settings.node_region_labels,
         capacity_type_labels=settings.node_capacity_type_labels,
     ),
-    bare=lambda node: replace(node, labels={}),
+    bare=lambda node: replace(node, labels={}, allocatable_resources=None),
+    is_metadata_only=False,
 )
 NAMESPACE: Final = ObjectKind(
     name="namespace",

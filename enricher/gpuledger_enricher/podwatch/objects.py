@@ -129,6 +129,9 @@ class PodSpec(_Object):
     ephemeral_containers: list[ApiContainer] | None = None
     resource_claims: list[ClaimOfPod] | None = None
     scheduling_gates: list[SchedulingGate] | None = None
+    # Replaces the sums of the containers' requests.
+    resources: Resources | None = None
+    overhead: dict[str, Quantity] | None = None
 
 
 class Running(_Object):
@@ -196,6 +199,18 @@ class ApiPod(MetadataOnly[NotesT], Generic[NotesT]):
 
     spec: PodSpec | None = None
     status: PodStatus | None = None
+
+
+class NodeStatus(_Object):
+    """The status of a node, which the kubelet writes."""
+
+    allocatable: dict[str, Quantity] | None = None
+
+
+class ApiNode(MetadataOnly[NotesT], Generic[NotesT]):
+    """A node."""
+
+    status: NodeStatus | None = None
 
 
 ObjectT = TypeVar("ObjectT")

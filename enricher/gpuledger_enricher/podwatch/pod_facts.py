@@ -6,13 +6,16 @@ GPUs that its containers request. A comment above each part describes the rules.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
 from sys import intern
-from typing import Final, Generic, cast
+from typing import Final, Generic, NamedTuple, cast
 
 import msgspec
 from msgspec import Raw
 
 from gpuledger.clock import NS_PER_MINUTE
+from gpuledger.pod_requests import amounts_together
 from gpuledger.records import ContainerRequest, PodContainer
 from gpuledger_enricher.podwatch.objects import (
     ApiContainer,
@@ -324,6 +327,17 @@ def mirrored_hash(
 _SUFFIXES: Final = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _MAX_AMOUNT: Final = 2**63 - 1
 _MAX_DIGITS: Final = 30
+_MAX_AMOUNTS: Final = 10_000
+"""Quantities whose amounts are remembered, because pods of a workload have the same."""
+_QUANTITY: Final = re.compile(
+    r"\+?([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?",
+    re.ASCII,
+)
+_SCALES: Final = {
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("num", start=-3)},
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", start=1)},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)},
+}
 _MPS_VARIABLE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _MPS_BYTES: Final = _MPS_VARIABLE.encode()
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]+)?")
@@ -364,6 +378,51 @@ class RequestReader:
                 claims=list(dict.fromkeys(used)) or None,
             )
         )
+
+
+class Amounts(NamedTuple):
+    """CPU and memory."""
+
+    cpu_millicores: int
+    memory_bytes: int
+
+
+def amounts_of(quantities: Mapping[str, Quantity] | None) -> Amounts | None:
+    """Return the CPU and memory of a list of resources; `None` if one of them is invalid.
+
+    A resource that is not in the list is zero.
+    """
+    found = quantities or {}
+    cpu = parse_amount(str(found.get("cpu", 0)), 1_000)
+    memory = parse_amount(str(found.get("memory", 0)))
+    return None if cpu is None or memory is None else Amounts(cpu, memory)
+
+
+def requested_of(spec: PodSpec) -> Amounts | None:
+    """Return the CPU and memory that must be free on a node, by the scheduler's rules.
+
+    Return `None` if an amount is invalid.
+    """
+    kinds = [
+        ("sidecar" if each.restart_policy == "Always" else "init", each)
+        for each in spec.init_containers or ()
+    ]
+    kinds += [("", each) for each in spec.containers or ()]
+    requested = [
+        (kind, amounts_of((each.resources or _NO_RESOURCES).requests)) for kind, each in kinds
+    ]
+    of_pod = (spec.resources or _NO_RESOURCES).requests or {}
+    total, overhead = amounts_of(of_pod), amounts_of(spec.overhead)
+    known = [(kind, amounts._asdict()) for kind, amounts in requested if amounts]
+    if total is None or overhead is None or len(known) < len(requested):
+        return None
+    sums = amounts_together(known)
+    cpu = total.cpu_millicores if "cpu" in of_pod else sums.get("cpu_millicores", 0)
+    memory = total.memory_bytes if "memory" in of_pod else sums.get("memory_bytes", 0)
+    return Amounts(
+        min(cpu + overhead.cpu_millicores, _MAX_AMOUNT),
+        min(memory + overhead.memory_bytes, _MAX_AMOUNT),
+    )
 
 
 def claim_names(spec: PodSpec, status: PodStatus) -> Mapping[str, str]:
@@ -408,3 +467,19 @@ def parse_quantity(quantity: Quantity) -> int:
         _SUFFIXES.get(suffix, 0) if suffix else 1
     )
     return min(amount, _MAX_AMOUNT)
+
+
+@lru_cache(maxsize=_MAX_AMOUNTS)
+def parse_amount(text: str, per_unit: int = 1) -> int | None:
+    """Return a Kubernetes quantity such as `63770m` or `1.5Gi`, multiplied by `per_unit`.
+
+    Fractions are rounded up, as schedulers do. Return `None` if the text is not a quantity; the
+    result is at most the maximum of a record's field.
+    """
+    found = _QUANTITY.fullmatch(text)
+    if not found:
+        return None
+    digits, suffix, exponent = found.groups()
+    amount = Decimal(digits) * per_unit * _SCALES.get(suffix or "", 1)
+    amount = amount.scaleb(int(exponent or 0)).to_integral_value(ROUND_CEILING)
+    return min(int(amount), _MAX_AMOUNT)

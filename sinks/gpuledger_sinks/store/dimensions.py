@@ -32,7 +32,6 @@ from gpuledger.keys import key_in, node_key, split_key
 from gpuledger.pod_requests import requested_amounts
 from gpuledger.records import (
     AttributedIncident,
-    ContainerRequest,
     Inventory,
     NamespaceRecord,
     NodeRecord,
@@ -127,21 +126,25 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
         pod.resource_version,
         pod.config_hash,
     )
-    requests = {each.name: _as_text(each.requested) for each in pod.containers}
+    requests = {
+        each.name: None if each.requested is None else _as_amounts(each.requested.resources)
+        for each in pod.containers
+    }
     annotations = _as_json(pod.annotations)
     life = (pod.scheduled_time_ns, pod.started_time_ns, pod.ended_time_ns)
-    scheduling = (*map(_us, life), pod.priority, pod.priority_class)
+    amounts = (pod.requested_cpu_millicores, pod.requested_memory_bytes)
+    scheduling = (*map(_us, life), pod.priority, pod.priority_class, *amounts)
     for container_id, name in (ids or {None: None}).items():
         requested = requests.get(name or "")
         written = (record.partition, record.offset)
         yield (*about, container_id, name, *written, requested, annotations, *scheduling)
 
 
-def _as_text(requested: ContainerRequest | None) -> str | None:
-    """Return a container's requests as JSON, as in the column `requested`."""
-    if requested is None:
+def _as_amounts(amounts: Mapping[str, int] | None) -> str | None:
+    """Return amounts by resource as JSON, as in the column `requested`."""
+    if amounts is None:
         return None
-    return _as_json({name: str(amount) for name, amount in requested.resources.items()})
+    return _as_json({name: str(amount) for name, amount in amounts.items()})
 
 
 def rows_of_pending_pod(pod: PendingPodRecord, record: Record) -> Iterator[Row]:
@@ -157,7 +160,7 @@ def rows_of_pending_pod(pod: PendingPodRecord, record: Record) -> Iterator[Row]:
         pod.owner_kind,
         pod.owner_name,
         _as_json(pod.labels),
-        _as_json({name: str(amount) for name, amount in amounts.items()}),
+        _as_amounts(amounts),
         pod.priority,
         pod.priority_class,
         pod.queue,
@@ -169,6 +172,8 @@ def rows_of_pending_pod(pod: PendingPodRecord, record: Record) -> Iterator[Row]:
         pod.resource_version,
         record.partition,
         record.offset,
+        pod.requested_cpu_millicores,
+        pod.requested_memory_bytes,
     )
 
 
@@ -188,6 +193,9 @@ def rows_of_node(node: NodeRecord, record: Record) -> Iterator[Row]:
         node.resource_version,
         record.partition,
         record.offset,
+        node.allocatable_cpu_millicores,
+        node.allocatable_memory_bytes,
+        _as_amounts(node.allocatable_resources),
     )
 
 

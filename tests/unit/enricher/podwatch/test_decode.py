@@ -40,6 +40,8 @@ def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_can_decode() -> N
         labels={},
         containers=[PodContainer(name="main", container_id=hex_id("u1"), restarts=0)],
         phase="Running",
+        requested_cpu_millicores=0,
+        requested_memory_bytes=0,
         created_time_ns=CREATED_NS,
         started_time_ns=CREATED_NS + 10**9,
         resource_version="42",

@@ -62,6 +62,25 @@ def test_a_node_becomes_a_record_that_every_reader_of_the_topic_can_decode() -> 
     assert Decoder(topic=NODES.name, record=NodeRecord).decode(encode(found)) == expected
 
 
+def test_a_node_has_what_the_kubelet_allows_pods_to_request() -> None:
+    amounts = {
+        "cpu": "63770m",
+        "memory": "131886028Ki",
+        "pods": "110",
+        "nvidia.com/gpu": "8",
+        "nvidia.com/mig-1g.10gb": "0",
+        "vpc.amazonaws.com/pod-eni": "9",
+    }
+    found = NODE.reader(PodwatchSettings()).read(
+        encoded({**item(), "status": {"allocatable": amounts}})
+    )
+    assert found is not None
+    assert found.allocatable_cpu_millicores == 63_770
+    assert found.allocatable_memory_bytes == 131_886_028 * 1024
+    assert found.allocatable_resources == {"nvidia.com/gpu": 8, "nvidia.com/mig-1g.10gb": 0}
+    assert Decoder(topic=NODES.name, record=NodeRecord).decode(encode(found)) == found
+
+
 @pytest.mark.parametrize(
     ("labels", "pool"),
     [

@@ -70,6 +70,7 @@ def test_a_waiting_pod_becomes_a_record_that_every_reader_of_the_topic_can_decod
         "priorityClassName": "high",
         "schedulingGates": [{"name": "example.com/quota"}],
         "initContainers": [{"name": "test", "resources": GPUS}, {"name": "fetch"}],
+        "overhead": {"cpu": "4"},
     }
     metadata = {
         "labels": {"team": "nlp", "other": "x"},
@@ -92,6 +93,8 @@ def test_a_waiting_pod_becomes_a_record_that_every_reader_of_the_topic_can_decod
             PendingContainer(name="main", requested=requested),
         ],
         priority=7,
+        requested_cpu_millicores=4000,
+        requested_memory_bytes=0,
         priority_class="high",
         scheduling_gates=["example.com/quota"],
         reason="SchedulingGated",

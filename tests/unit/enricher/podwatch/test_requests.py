@@ -1,5 +1,7 @@
 """Podwatch decodes containers' requests for GPUs."""
 
+from typing import Any
+
 import pytest
 
 from gpuledger.codec import Decoder, encode
@@ -18,7 +20,7 @@ def read(item: Object, *, prefixes: list[str] = PREFIXES) -> PodRecord:
     return found
 
 
-def container(name: str = "main", **more: object) -> Object:
+def container(name: str = "main", **more: Any) -> Object:  # noqa: ANN401  # any field
     return {"name": name, **more}
 
 
@@ -93,6 +95,54 @@ def test_each_container_has_its_requests_and_its_kind() -> None:
     ]
     assert found.containers[0].requested is found.containers[2].requested
     assert Decoder(topic=PODS.name, record=PodRecord).decode(encode(found)) == found
+
+
+def needs(cpu: object = None, memory: object = None, **more: Any) -> Object:  # noqa: ANN401  # a container of any shape
+    """Return a container that requests CPU and memory."""
+    given = {"cpu": cpu, "memory": memory}
+    requests = {name: amount for name, amount in given.items() if amount is not None}
+    return container(resources={"requests": requests}, **more)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        pytest.param({"containers": [container()]}, (0, 0), id="no requests"),
+        pytest.param({"containers": [needs("1500m", "1Gi")]}, (1500, 2**30), id="one"),
+        pytest.param({"containers": [needs(0.5, "1e3"), needs(2)]}, (2500, 1000), id="sum"),
+        pytest.param({"containers": [needs("100u", "100m")]}, (1, 1), id="rounded up"),
+        pytest.param(
+            {"initContainers": [needs(8, "1Mi")], "containers": [needs(2, "2Mi")]},
+            (8000, 2 * 2**20),
+            id="init",
+        ),
+        pytest.param(
+            {
+                "initContainers": [needs(1, restartPolicy="Always"), needs(4)],
+                "containers": [needs(2)],
+            },
+            (5000, 0),
+            id="sidecar",
+        ),
+        pytest.param(
+            {"containers": [needs(2, "1k")], "overhead": {"cpu": "250m", "memory": "24"}},
+            (2250, 1024),
+            id="overhead",
+        ),
+        pytest.param(
+            {"containers": [needs(2, "1k")], "resources": {"requests": {"cpu": "3"}}},
+            (3000, 1000),
+            id="of the pod",
+        ),
+        pytest.param({"containers": [needs("9E", "9E")]}, (2**63 - 1, 9 * 10**18), id="highest"),
+        pytest.param({"containers": [needs(1), needs("many")]}, (None, None), id="invalid"),
+    ],
+)
+def test_cpu_and_memory_are_what_the_scheduler_counts(
+    spec: Object, expected: tuple[int | None, int | None]
+) -> None:
+    found = read(pod(spec=spec, status={"containerStatuses": []}))
+    assert (found.requested_cpu_millicores, found.requested_memory_bytes) == expected
 
 
 MPS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"

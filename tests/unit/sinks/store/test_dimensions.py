@@ -144,11 +144,19 @@ async def test_each_version_of_a_node_is_stored_once_across_restarts(tmp_path: P
     on = bus()
     await publish(on, event(0))
     await tell(on, NODES, node())
-    columns = "node, node_pool, labels, resource_version, deleted_time IS NULL"
-    first = (NODE, "h100", '{"a":"1","b":"2"}', "7", True)
+    columns = (
+        "node, node_pool, labels, resource_version, deleted_time IS NULL,"
+        " allocatable_cpu_millicores, allocatable_memory_bytes, allocatable_resources"
+    )
+    first = (NODE, "h100", '{"a":"1","b":"2"}', "7", True, None, None, None)
     await stored(on, tmp_path, "nodes", columns, [first])
-    await tell(on, NODES, node(resource_version="8", deleted_time_ns=START_NS), None)
-    second = (NODE, "h100", '{"a":"1","b":"2"}', "8", False)
+    has: dict[str, Any] = {
+        "allocatable_cpu_millicores": 63_770,
+        "allocatable_memory_bytes": 2**40,
+        "allocatable_resources": {"nvidia.com/gpu": 8},
+    }
+    await tell(on, NODES, node(resource_version="8", deleted_time_ns=START_NS, **has), None)
+    second = (*first[:3], "8", False, 63_770, 2**40, '{"nvidia.com/gpu":"8"}')
     await stored(on, tmp_path, "nodes", columns, [first, second])
 
 
@@ -181,18 +189,22 @@ async def test_each_version_of_a_pod_that_waits_is_stored_once_across_restarts(
         "scheduling_gates": ["example.com/quota", "other"],
         "reason": "SchedulingGated",
         "message": "blocked",
+        "requested_cpu_millicores": 4000,
+        "requested_memory_bytes": 2**30,
     }
     columns = (
         "pod_uid, requested, priority, priority_class, queue, scheduling_gates, reason, message,"
-        " epoch_us(created_time), epoch_us(left_time), resource_version"
+        " epoch_us(created_time), epoch_us(left_time), requested_cpu_millicores,"
+        " requested_memory_bytes, resource_version"
     )
     created_us, left_us = START_NS // 1000, START_NS // 1000 + 5_000_000
     begin = ("uid-train", '{"nvidia.com/gpu":"8"}')
     gates = '["example.com/quota","other"]'
     about = (-10, "batch", "nlp", gates, "SchedulingGated", "blocked", created_us)
-    first = (*begin, *[None] * 6, created_us, None, "7")
-    second = (*begin, *about, None, "8")
-    last = (*begin, *about, left_us, "9")
+    needs = (4000, 2**30)
+    first = (*begin, *[None] * 6, created_us, None, None, None, "7")
+    second = (*begin, *about, None, *needs, "8")
+    last = (*begin, *about, left_us, *needs, "9")
     await tell(on, PENDING_PODS, pending(), pending(**refused), key=key)
     await stored(on, tmp_path, "pending_pods", columns, [second, first])
     refused |= {"resource_version": "9", "left_time_ns": left_us * 1000}
