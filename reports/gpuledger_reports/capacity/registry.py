@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gpuledger_reports.capacity import outlook
+from gpuledger_reports.capacity import fragmentation, outlook
 from gpuledger_reports.capacity.report import Report
 
-REPORTS: Final[Mapping[str, Report]] = {report.name: report for report in (outlook.REPORT,)}
+REPORTS: Final[Mapping[str, Report]] = {
+    report.name: report for report in (fragmentation.REPORT, outlook.REPORT)
+}

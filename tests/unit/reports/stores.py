@@ -8,13 +8,26 @@ from typing import Any
 from deltalake import CommitProperties, write_deltalake
 
 from gpuledger.store.schema import PODS, TableSchema, table_uri
-from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
+from gpuledger.store.usage_schema import (
+    INVENTORY,
+    NAMESPACES,
+    NODES,
+    PENDING_PODS,
+    USAGE,
+    USAGE_DAILY,
+    USAGE_HOURLY,
+)
 
 HOUR_US = 3_600_000_000
 HOUR_NS = HOUR_US * 1000
 DAY = date(2026, 10, 1)
 BEGIN_US = int(datetime(2026, 10, 1, tzinfo=UTC).timestamp()) * 1_000_000
-TABLES = {table.name: table for table in (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES)}
+TABLES = {
+    table.name: table
+    for table in (
+        *(USAGE, USAGE_HOURLY, USAGE_DAILY, INVENTORY, NODES, PODS, PENDING_PODS, NAMESPACES),
+    )
+}
 
 UNKNOWN = "?"
 Value = Any
@@ -147,7 +160,7 @@ def minute_row(row: Row, minute: int) -> Row:
 def _append(
     store: Path, table: TableSchema, rows: Sequence[Row], properties: Mapping[str, str]
 ) -> None:
-    period = {"usage": "minute"}.get(table.name, "hour")
+    period = {"usage": "minute", "usage_daily": "day"}.get(table.name, "hour")
     named = [
         {**row, period: row["hour"]} if "hour" in row and period != "hour" else row for row in rows
     ]

@@ -1,0 +1,157 @@
+"""The report `fragmentation`: free GPUs that the usual pods cannot use, and could if packed.
+
+`stranding` has the measure, `packing` the comparison, and `node_states` reads the store.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import duckdb
+
+from gpuledger_reports.capacity.node_states import Fleet, Kind, find_instants, read_fleet
+from gpuledger_reports.capacity.packing import Measured, measure
+from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
+from gpuledger_reports.capacity.stranding import CPU, MEMORY, WHOLE, Shape
+
+_ADVISED_GPUS: Final = 1
+"""Mean number of stranded GPUs from which packing is advised."""
+COLUMNS: Final[Mapping[str, str]] = {
+    "instants": "",
+    "gpus": "GPUs",
+    "free_gpus": "Free",
+    "unusable_gpus": "Unusable",
+    "by_cpu_gpus": "by CPU",
+    "by_memory_gpus": "by RAM",
+    "packed_gpus": "If packed",
+    "stranded_gpus": "Stranded",
+    "advice": "Advice",
+}
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """The sums of a row over its kinds and instants, in GPUs."""
+
+    instants: set[int] = field(default_factory=set)
+    sums: Counter[str] = field(default_factory=Counter)
+    unknown: set[str] = field(default_factory=set)
+    evidence: list[tuple[float, str]] = field(default_factory=list)
+
+    def add(self, kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int]) -> None:
+        """Add a kind at each instant."""
+        self.instants |= found.keys()
+        for each in found.values():
+            amounts = {
+                "gpus": each.gpus,
+                "free_gpus": each.free,
+                "unusable_gpus": each.now.total / WHOLE,
+                "by_cpu_gpus": each.now.by_lack.get(CPU, 0) / WHOLE,
+                "by_memory_gpus": each.now.by_lack.get(MEMORY, 0) / WHOLE,
+                "packed_gpus": each.packed.total / WHOLE,
+            }
+            self.sums.update({name: value * kind.fraction for name, value in amounts.items()})
+            if each.free and not each.knows_cpu:
+                self.unknown.add("by_cpu_gpus")
+            if each.free and not each.knows_memory:
+                self.unknown.add("by_memory_gpus")
+        self.evidence += _evidence(kind, found, mix)
+
+    def row(self) -> Row:
+        """Return the means over the instants, with advice if packing would help."""
+        means = {
+            name: None if name in self.unknown else round(total / len(self.instants), 2)
+            for name, total in self.sums.items()
+        }
+        stranded = (self.sums["unusable_gpus"] - self.sums["packed_gpus"]) / len(self.instants)
+        is_much = stranded >= _ADVISED_GPUS
+        return {
+            "instants": len(self.instants),
+            **means,
+            "stranded_gpus": round(stranded, 2),
+            "advice": f"pack pods onto fewer nodes: {max(self.evidence)[1]}" if is_much else None,
+        }
+
+
+def _evidence(
+    kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int]
+) -> Iterator[tuple[float, str]]:
+    """Yield the gain of packing for each size of pods, and what they can use now and then."""
+    sizes = Counter[Shape]()
+    for shape, number in mix.items():
+        sizes[Shape(shape.gpus, shape.share)] += number
+    unit = kind.fraction / len(found)
+    free = sum(each.free for each in found.values()) * unit
+    for size, number in sizes.items():
+        part = number / sum(sizes.values())
+        now, packed = (
+            sum(each.by_size.get(size, 0) for each in states) / WHOLE * unit
+            for states in zip(*((each.now, each.packed) for each in found.values()), strict=True)
+        )
+        words = (
+            f"pods of {kind.describe(size)} ({part:.0%} of all) can use"
+            f" {_amount(free - now / part)} of {_amount(free)} free GPUs now, and"
+            f" {_amount(free - packed / part)} if packed"
+        )
+        yield now - packed, words
+
+
+def _amount(gpus: float) -> str:
+    return f"{round(abs(gpus), 1):.12g}"
+
+
+def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+    fleet = read_fleet(connection, question)
+    groups: dict[tuple[str | None, ...], _Group] = defaultdict(_Group)
+    for kind in question.each(list(fleet.nodes)):
+        mix, of_kind = fleet.mixes.get(kind, Counter()), fleet.nodes[kind]
+        found = {
+            at: measure(list(nodes.values()), mix, fleet.needs) for at, nodes in of_kind.items()
+        }
+        groups[kind.key].add(kind, found, mix)
+    rows = [
+        {**dict(zip(question.by, key, strict=True)), **group.row()} for key, group in groups.items()
+    ]
+    rows.sort(key=lambda row: (-row["stranded_gpus"], -row["gpus"]))
+    return Answer(rows=rows, notes=list(_notes(fleet, question, rows)))
+
+
+def _notes(fleet: Fleet, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+    hours = find_instants(question.window)
+    sampled = {at for of_kind in fleet.nodes.values() for at in of_kind}
+    yield f"Means over {len(sampled)} instants of the window."
+    if missing := len(hours) - len(sampled):
+        yield (
+            f"{missing} of {len(hours)} instants have no usage with minutes: nodes without"
+            " samples, or sums of an older version."
+        )
+    if fleet.unknown:
+        mean = len(fleet.unknown) / len(hours)
+        yield f"{mean:.3g} GPUs or instances with unknown allocation are left out."
+    if any(row[name] is None for row in rows for name in ("by_cpu_gpus", "by_memory_gpus")):
+        yield (
+            "CPU or memory of some pods or nodes is unknown; begin the window after podwatch and"
+            " the store sink were upgraded."
+        )
+
+
+REPORT: Final = Report(
+    name="fragmentation",
+    summary="Show free GPUs that the usual pods cannot use, and could if pods were packed.",
+    about=(
+        "`Unusable` is the free capacity that a pod cannot use, because its nodes lack GPUs, CPU or"
+        " memory for the pod. It is a mean over all pods of the window. `If packed` is the"
+        " same with each running pod on the fullest node on which it fits. Their difference is"
+        " `Stranded`: 0 if nothing can be improved. Pods of DaemonSets stay on their nodes. GPUs of"
+        " different pools, models and MIG profiles do not replace one another. A pod that has not"
+        " got a node counts where other pods of its namespace ran. `by CPU` and `by RAM` are empty"
+        " if podwatch has not published the requests of all pods."
+    ),
+    examples={"By pool": "", "By cluster and model": "--by cluster,model"},
+    columns=COLUMNS,
+    texts=frozenset({"advice"}),
+    dimensions=GPU_DIMENSIONS,
+    default_by="pool",
+    read=_read,
+)

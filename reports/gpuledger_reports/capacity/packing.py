@@ -1,0 +1,175 @@
+"""The best packing of the pods that run on some nodes, and what it strands. Pure.
+
+A packing is found greedily, so a better one may exist. If a pod finds no place, the present state
+counts as the best.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gpuledger_reports.capacity.stranding import (
+    WHOLE,
+    Room,
+    Shape,
+    Stranded,
+    find_stranded,
+    lacks,
+)
+
+
+def pack(rooms: Iterable[Room], pods: Iterable[Shape]) -> list[Room] | None:
+    """Return the nodes after pods were placed on them; `None` if one finds no place.
+
+    The largest pod comes first, and gets the fullest node on which it fits.
+    """
+    by_free: dict[int, list[Room]] = defaultdict(list)
+    for room in rooms:
+        by_free[sum(room.free)].append(room)
+    for pod in sorted(pods, key=_size, reverse=True):
+        place = next(
+            (
+                (free, position)
+                for free in sorted(by_free)
+                if free >= pod.gpus * pod.share
+                for position, room in enumerate(by_free[free])
+                if lacks(room, pod) is None
+            ),
+            None,
+        )
+        if place is None:
+            return None
+        free, position = place
+        room = _less(by_free[free].pop(position), pod)
+        by_free[sum(room.free)].append(room)
+    return [room for found in by_free.values() for room in found]
+
+
+def _size(pod: Shape) -> tuple[int, int, int]:
+    return pod.gpus * pod.share, pod.cpu_millicores or 0, pod.memory_bytes or 0
+
+
+def _less(room: Room, pod: Shape) -> Room:
+    """Return a node after a pod got the fullest GPUs that have enough left."""
+    first = bisect_left(room.free, pod.share)
+    after = first + pod.gpus
+    got = [_left(free - pod.share) for free in room.free[first:after]]
+    return Room(
+        tuple(sorted((*room.free[:first], *got, *room.free[after:]))),
+        _minus(room.cpu_millicores, pod.cpu_millicores),
+        _minus(room.memory_bytes, pod.memory_bytes),
+    )
+
+
+def _left(share: int) -> int:
+    """Return what a GPU has left; nothing if this is only what equal shares do not fill."""
+    return share if share >= _SMALLEST else 0
+
+
+def _minus(has: int | None, needs: int | None) -> int | None:
+    return None if has is None or needs is None else has - needs
+
+
+_SMALLEST: Final = WHOLE // 20
+"""The smallest part of a GPU that counts as free. Shares are whole percents, rounded down."""
+
+
+class Needs(NamedTuple):
+    """The needs of a pod apart from GPUs, and whether it can move."""
+
+    cpu_millicores: int | None = None
+    memory_bytes: int | None = None
+    is_fixed: bool = False
+    """Whether it is of a DaemonSet, so that it cannot run elsewhere."""
+
+
+NO_NEEDS: Final = Needs()
+
+
+@dataclass
+class Node:
+    """A node at an instant, with its GPUs of one kind."""
+
+    cpu_millicores: int | None = None
+    """The free part of the node's CPU."""
+    memory_bytes: int | None = None
+    gpus: set[str] = field(default_factory=set)
+    """UUIDs of the GPUs."""
+    pods: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    """The share that each pod or job has of each GPU."""
+
+
+class Measured(NamedTuple):
+    """The state of a kind of GPUs at an instant, in devices of this kind."""
+
+    gpus: float
+    free: float
+    now: Stranded
+    packed: Stranded
+    knows_cpu: bool
+    knows_memory: bool
+
+
+def room_of(node: Node, pods: Iterable[Mapping[str, int]]) -> Room:
+    """Return what a node has left if only some of its pods run."""
+    free = dict.fromkeys(node.gpus, WHOLE)
+    for gpus in pods:
+        for gpu, share in gpus.items():
+            free[gpu] -= share
+    return Room(tuple(sorted(map(_left, free.values()))), node.cpu_millicores, node.memory_bytes)
+
+
+def _sum(has: int | None, freed: Iterable[int | None]) -> int | None:
+    return None if has is None else has + sum(each or 0 for each in freed)
+
+
+def measure(
+    nodes: Sequence[Node], mix: Mapping[Shape, int], needs: Mapping[str, Needs]
+) -> Measured:
+    """Return what pods of a mix cannot use on nodes, now and with the same pods packed."""
+    moving = [
+        [
+            Shape(len(gpus), max(gpus.values()), each.cpu_millicores, each.memory_bytes)
+            for uid, gpus in node.pods.items()
+            if not (each := needs.get(uid, NO_NEEDS)).is_fixed
+        ]
+        for node in nodes
+    ]
+    shapes = [shape for of_node in moving for shape in of_node]
+    amounts: list[Node | Shape] = [*nodes, *shapes, *mix]
+    knows_cpu = all(each.cpu_millicores is not None for each in amounts)
+    knows_memory = all(each.memory_bytes is not None for each in amounts)
+
+    def known(shape: Shape) -> Shape:
+        return shape._replace(
+            cpu_millicores=shape.cpu_millicores if knows_cpu else None,
+            memory_bytes=shape.memory_bytes if knows_memory else None,
+        )
+
+    rooms, emptied = [], []
+    for node, of_node in zip(nodes, moving, strict=True):
+        room = room_of(node, node.pods.values())
+        rooms.append(room)
+        fixed = [gpus for uid, gpus in node.pods.items() if needs.get(uid, NO_NEEDS).is_fixed]
+        emptied.append(
+            room_of(node, fixed)._replace(
+                cpu_millicores=_sum(room.cpu_millicores, (each.cpu_millicores for each in of_node)),
+                memory_bytes=_sum(room.memory_bytes, (each.memory_bytes for each in of_node)),
+            )
+        )
+    usual = Counter[Shape]()
+    for shape, number in mix.items():
+        usual[known(shape)] += number
+    now = find_stranded(rooms, usual)
+    packed = pack(emptied, map(known, shapes)) if now.total else None
+    best = find_stranded(packed, usual) if packed is not None else now
+    return Measured(
+        gpus=sum(len(node.gpus) for node in nodes),
+        free=sum(sum(room.free) for room in rooms) / WHOLE,
+        now=now,
+        packed=min(now, best, key=lambda found: found.total),
+        knows_cpu=knows_cpu,
+        knows_memory=knows_memory,
+    )

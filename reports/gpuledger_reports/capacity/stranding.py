@@ -1,0 +1,94 @@
+"""How much of the free GPUs the usual pods cannot use. Pure.
+
+This is the measure of FGD ("Beware of Fragmentation", USENIX ATC 2023): a node's free GPU capacity
+that a pod cannot use, averaged over the pods of the usual mix. If a node lacks anything that the
+pod needs, the pod cannot use any of its free capacity. Otherwise it cannot use the GPUs that have
+less left than it needs of one GPU. Pods that request no GPU are not in the mix.
+
+Amounts of GPUs are in parts per million of a device: of a GPU, or of a MIG instance.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+WHOLE: Final = 1_000_000
+"""A whole GPU."""
+
+
+class Shape(NamedTuple):
+    """The needs of a pod on one node."""
+
+    gpus: int
+    """Number of GPUs."""
+    share: int = WHOLE
+    """The part that it needs of each of them."""
+    cpu_millicores: int | None = None
+    """`None` if it is unknown, or does not matter."""
+    memory_bytes: int | None = None
+
+
+class Room(NamedTuple):
+    """The free part of a node."""
+
+    free: tuple[int, ...]
+    """The free part of each GPU, the fullest GPU first."""
+    cpu_millicores: int | None = None
+    memory_bytes: int | None = None
+
+
+GPUS: Final = "gpus"
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+
+
+def lacks(room: Room, shape: Shape) -> str | None:
+    """Return the resource that a node lacks for a pod; `None` if the pod fits.
+
+    GPUs are compared first, then CPU, then memory.
+    """
+    if len(room.free) - bisect_left(room.free, shape.share) < shape.gpus:
+        return GPUS
+    for name, has, needs in (
+        (CPU, room.cpu_millicores, shape.cpu_millicores),
+        (MEMORY, room.memory_bytes, shape.memory_bytes),
+    ):
+        if has is not None and needs is not None and has < needs:
+            return name
+    return None
+
+
+def unusable(room: Room, shape: Shape) -> tuple[int, str]:
+    """Return how much of a node's free GPUs a pod cannot use, and which resource it lacks."""
+    lacking = lacks(room, shape)
+    if lacking is not None:
+        return sum(room.free), lacking
+    return sum(room.free[: bisect_left(room.free, shape.share)]), GPUS
+
+
+class Stranded(NamedTuple):
+    """Free capacity that pods of a mix cannot use, on average over the mix: FGD's F."""
+
+    total: float
+    by_lack: Mapping[str, float]
+    """Its parts by the resource that pods lack."""
+    by_size: Mapping[Shape, float]
+    """Its parts by the GPUs that pods need."""
+
+
+def find_stranded(rooms: Iterable[Room], mix: Mapping[Shape, int]) -> Stranded:
+    """Return what pods of a mix cannot use on all nodes; the mix has the number of each shape."""
+    # Many nodes are alike, and most have nothing left.
+    alike = Counter(room for room in rooms if room.free and room.free[-1])
+    of_lack, of_size, pods = Counter[str](), Counter[Shape](), sum(mix.values())
+    for shape, number in mix.items():
+        for room, nodes in alike.items():
+            amount, lacking = unusable(room, shape)
+            of_lack[lacking] += number * nodes * amount
+            of_size[Shape(shape.gpus, shape.share)] += number * nodes * amount
+    return Stranded(
+        sum(of_lack.values()) / pods if pods else 0.0,
+        {name: amount / pods for name, amount in of_lack.items()},
+        {size: amount / pods for size, amount in of_size.items()},
+    )
