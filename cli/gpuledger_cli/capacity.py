@@ -32,7 +32,14 @@ from gpuledger_cli.store_arguments import (
 )
 from gpuledger_reports.capacity.asking import NO_HOURS, WINDOW_FORMS, answer, ask, open_store
 from gpuledger_reports.capacity.registry import REPORTS
-from gpuledger_reports.capacity.report import Answer, Question, Report, Row, file_columns
+from gpuledger_reports.capacity.report import (
+    Answer,
+    Question,
+    Report,
+    Row,
+    file_columns,
+    plain_cell,
+)
 from gpuledger_reports.presenting.output import as_csv, write_parquet
 from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.reading.times import time_text
@@ -184,9 +191,12 @@ def _write(
 
 def _print_table(report: Report, question: Question, found: Answer, file: TextIO) -> None:
     headings = {name: name.replace("_", " ").capitalize() for name in question.by}
-    headings |= {name: heading for name, heading in report.columns.items() if heading}
-    cells = [[report.cell(name, row) for name in headings] for row in found.rows]
-    print_rows(file, [*headings.values()], cells, expanded=None)
+    shown = {name: [report.cell(name, row) for row in found.rows] for name in report.columns}
+    # A column without any value is left out, such as that of another form of the report.
+    headings |= {name: text for name, text in report.columns.items() if text and any(shown[name])}
+    shown |= {name: [plain_cell(name, row) for row in found.rows] for name in question.by}
+    rows = [*zip(*(shown[name] for name in headings), strict=True)]
+    print_rows(file, [*headings.values()], rows, expanded=None)
     begin, end = map(time_text, question.window)
     file.writelines(f"{note}\n" for note in (f"Usage from {begin} to {end}.", *found.notes))
 

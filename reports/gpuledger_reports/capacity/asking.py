@@ -1,9 +1,10 @@
-"""Asks a capacity report: parses what a user gives, and answers it from a store.
+"""Asks a capacity report: parses the texts that a user gives, and answers from a store.
 
 Errors are `ArgumentError`, which name the option or parameter.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -25,7 +26,7 @@ NO_HOURS: Final = (
     "usage_hourly has no rows yet, because usage has not been summed up; run"
     " `gpuledger store maintain`"
 )
-"""What to say if there is no complete usage."""
+"""For users, if there is no complete usage."""
 
 
 def open_store(
@@ -33,14 +34,15 @@ def open_store(
 ) -> Window | None:
     """Create the store's views; return the time of complete hourly usage, `None` without any.
 
-    Raises `UserError` if there is no store.
+    Raises `UserError` if there is no store, or if it cannot be read.
     """
-    files = create_views(connection, store, options)[USAGE_HOURLY.name]
-    if not files:
-        return None
-    # From the files, because the view would join descriptions.
-    limits = f"SELECT epoch_us(min(hour)), epoch_us(max(hour)) FROM {relation(files)}"  # noqa: S608  # quoted files
-    ((begin_us, newest_us),) = connection.sql(limits).fetchall()
+    with _reading():
+        files = create_views(connection, store, options)[USAGE_HOURLY.name]
+        if not files:
+            return None
+        # From the files, because the view would join descriptions.
+        limits = f"SELECT epoch_us(min(hour)), epoch_us(max(hour)) FROM {relation(files)}"  # noqa: S608  # quoted files
+        ((begin_us, newest_us),) = connection.sql(limits).fetchall()
     complete = valid_through(store, USAGE_HOURLY.name, options)
     # Usage may cover only a part of the first hour and, without a mark, of the newest one.
     begin_us, end_us = begin_us + HOUR_US, newest_us
@@ -78,12 +80,18 @@ def ask(
 
 def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnection) -> Answer:
     """Return a report's answer, with at most `top` rows. Raises `UserError` if reading fails."""
-    try:
+    with _reading():
         found = report.read(connection, question)
-    except duckdb.Error as error:
-        raise UserError(f"cannot read the store: {error}") from error
     rows = found.rows[: question.top]
     return replace(found, rows=rows, is_found=found.is_found and bool(rows))
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except duckdb.Error as error:
+        raise UserError(f"cannot read the store: {error}") from error
 
 
 def _window(

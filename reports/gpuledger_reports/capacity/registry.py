@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gpuledger_reports.capacity import fragmentation, outlook
+from gpuledger_reports.capacity import fleet, fragmentation, outlook
 from gpuledger_reports.capacity.report import Report
 
 REPORTS: Final[Mapping[str, Report]] = {
-    report.name: report for report in (fragmentation.REPORT, outlook.REPORT)
+    report.name: report for report in (fleet.REPORT, fragmentation.REPORT, outlook.REPORT)
 }

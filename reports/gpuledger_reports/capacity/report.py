@@ -1,4 +1,4 @@
-"""What a capacity report is: its question, its answer, its columns and its own options.
+"""The definition of a capacity report: its question, its answer, its columns and its own options.
 
 A report is a module of this package that ends with `REPORT`, and is listed in `registry`. The
 command, the HTTP API and the headline metrics are made from the registry.
@@ -89,7 +89,7 @@ def _ignore(_: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of a report."""
+    """A question to a report."""
 
     window: Window
     """Whole hours, all of them complete."""
@@ -156,7 +156,7 @@ class Report:
     """Whether prices have an effect."""
     options: Mapping[str, Option] = field(default_factory=dict)
     codes: tuple[str, str] = ("the report has rows", "nothing is found")
-    """What exit codes 0 and 4 mean."""
+    """The meanings of exit codes 0 and 4."""
     cell: Callable[[str, Mapping[str, Any]], str] = plain_cell
     """Returns a value as the table shows it, from the column's name and the row."""
     read: Callable[[duckdb.DuckDBPyConnection, Question], Answer]

@@ -7,27 +7,13 @@ from typing import Any
 
 from deltalake import CommitProperties, write_deltalake
 
-from gpuledger.store.schema import PODS, TableSchema, table_uri
-from gpuledger.store.usage_schema import (
-    INVENTORY,
-    NAMESPACES,
-    NODES,
-    PENDING_PODS,
-    USAGE,
-    USAGE_DAILY,
-    USAGE_HOURLY,
-)
+from gpuledger.store.schema import TableSchema, table_uri
+from gpuledger.store.views import TABLES
 
 HOUR_US = 3_600_000_000
 HOUR_NS = HOUR_US * 1000
 DAY = date(2026, 10, 1)
 BEGIN_US = int(datetime(2026, 10, 1, tzinfo=UTC).timestamp()) * 1_000_000
-TABLES = {
-    table.name: table
-    for table in (
-        *(USAGE, USAGE_HOURLY, USAGE_DAILY, INVENTORY, NODES, PODS, PENDING_PODS, NAMESPACES),
-    )
-}
 
 UNKNOWN = "?"
 Value = Any

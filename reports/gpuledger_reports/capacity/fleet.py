@@ -1,0 +1,379 @@
+"""The report `fleet`: the GPUs that there are, how many of them are in use, and what would fit now.
+
+GPUs are counted by time: a GPU that was allocated for half an hour is half a GPU of that hour. A
+GPU belongs to the fleet while the inventory of its node lists it, as in bills.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import duckdb
+
+from gpuledger.store.pod_names import NEWEST_LAST
+from gpuledger.store.views import with_nodes
+from gpuledger_reports.capacity.report import (
+    GPU_DIMENSIONS,
+    Answer,
+    Option,
+    Question,
+    Report,
+    Row,
+    one_of,
+    plain_cell,
+)
+from gpuledger_reports.reading.inventory import InventoryRow, Node, stays_of
+from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window, day_of, days_in
+from gpuledger_reports.reading.versions import NodeVersion, effective_versions, version_at
+
+Key = tuple[str | None, ...]
+SHAPES: Final = (1, 2, 4, 8)
+"""Whole GPUs of one node that a pod may request."""
+_DIMENSIONS: Final = {
+    **GPU_DIMENSIONS,
+    "node": "node",
+    "namespace": "namespace",
+}
+_AMOUNTS: Final = ("total", "healthy", "allocatable", "allocated", "used", "free")
+_OF_GPUS: Final = ("healthy", "allocatable", "free")
+_OF_HOLDERS: Final = ("allocated", "used")
+"""The amounts that belong to a namespace; the others belong to no namespace."""
+COLUMNS: Final[Mapping[str, str]] = {
+    "day": "Day",
+    "total": "GPUs",
+    "healthy": "Healthy",
+    "allocatable": "Allocatable",
+    "allocated": "Allocated",
+    "used": "Used",
+    "free": "Free",
+    "mean_total": "",
+    "mean_healthy": "",
+    "mean_allocatable": "",
+    "mean_allocated": "Mean: allocated",
+    "mean_used": "Used",
+    "mean_free": "Free",
+    "fits_1": "Fit: 1 GPU",
+    "fits_2": "2 GPUs",
+    "fits_4": "4 GPUs",
+    "fits_8": "8 GPUs",
+    "fits_mig": "MIG",
+    "fits_shares": "Shares",
+}
+_WHOLE: Final = 0.999
+"""The least share of an hour that counts as the whole hour."""
+_NOT_SHARED: Final = 0.75
+"""The least share of a container that holds a whole GPU, but not for a whole hour."""
+_SHOWN: Final = 0.05
+"""The least number of GPUs that is worth a note."""
+_SHARES_FROM_US: Final = DAY_US
+"""How far back the size of a GPU's shares is looked for."""
+# A row of the category `idle` is the part of a device that one pod or job holds, or that is free.
+# The other rows are use, and have no `allocated_ns`.
+_PARTS: Final = """
+    SELECT *,
+        CASE WHEN category <> 'idle' THEN NULL
+            WHEN allocated_pod_state = 'unknown' THEN 'unknown'
+            WHEN allocated_pod_state IS NULL AND allocated_job_id IS NULL THEN 'free'
+            ELSE 'allocated' END AS part_state,
+        (allocated_ns - coalesce(unresponsive_ns, 0)) / 3.6e12 AS healthy_hours
+    FROM {rows}
+"""
+# Whole days are read from the daily sums, because they are a 24th of the hourly ones.
+_ROWS: Final = """(
+    SELECT day AS time, * EXCLUDE (day) FROM usage_daily_unnamed
+    WHERE day >= make_timestamptz($first_us) AND day < make_timestamptz($last_us)
+    UNION ALL BY NAME
+    SELECT hour AS time, * EXCLUDE (hour) FROM usage_hourly_unnamed
+    WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($first_us)
+    UNION ALL BY NAME
+    SELECT hour AS time, * EXCLUDE (hour) FROM usage_hourly_unnamed
+    WHERE hour >= make_timestamptz($last_us) AND hour < make_timestamptz($end_us)
+)"""
+_SUMS: Final = f"""
+    WITH parts AS ({_PARTS.format(rows=_ROWS)}),
+    of_nodes AS (
+        SELECT make_timestamptz(epoch_us(time) // {DAY_US} * {DAY_US}) AS time,
+            cluster, node, model, {{namespace}} AS namespace,
+            sum(healthy_hours * device_fraction) AS healthy,
+            sum(healthy_hours * device_fraction) FILTER (part_state <> 'unknown') AS allocatable,
+            sum(healthy_hours * device_fraction) FILTER (part_state = 'free') AS free,
+            sum(allocated_gpu_hours) FILTER (part_state = 'allocated') AS allocated,
+            sum(gpu_hours) FILTER (part_state IS NULL) AS used
+        FROM parts GROUP BY ALL
+    )
+    SELECT epoch_us(time) // {DAY_US} AS day, {{columns}},
+        sum(healthy), sum(allocatable), sum(free), sum(allocated), sum(used)
+    FROM {with_nodes("of_nodes")} GROUP BY ALL
+"""  # noqa: S608  # our own names
+_NAMESPACE: Final = "coalesce(namespace, allocated_namespace)"
+# The share of a container is its allocated time in the minutes in which it had an allocation.
+_DEVICES: Final = f"""
+    WITH parts AS ({_PARTS.format(rows="usage_hourly_unnamed")}
+        WHERE category = 'idle' AND hour >= make_timestamptz($shares_from_us)
+            AND hour < make_timestamptz($end_us))
+    SELECT cluster, node, model, gpu_uuid, mig_profile,
+        max(allocated_ns / 6e10 / coalesce(nullif(bit_count(allocated_minutes), 0), 60))
+            FILTER (part_state = 'allocated') AS share,
+        coalesce(sum(healthy_hours) FILTER (
+            part_state = 'free' AND hour >= make_timestamptz($begin_us)), 0) AS free
+    FROM parts WHERE mig_profile IS NOT NULL OR device_fraction = 1 GROUP BY ALL
+"""  # noqa: S608  # our own names
+_INVENTORY: Final = """
+    SELECT cluster, node, epoch_us(in_force_from), kafka_offset, gpu_uuid, model FROM inventory
+"""
+_NODES: Final = f"""
+    SELECT cluster, node, epoch_us(in_force_from), epoch_us(deleted_time),
+        node_pool, instance_type, zone, region, capacity_type
+    FROM nodes ORDER BY cluster, node, in_force_from, {NEWEST_LAST}
+"""  # noqa: S608  # our own names
+
+
+class Device(NamedTuple):
+    """A GPU or MIG instance in the newest hour."""
+
+    key: Key
+    node: Node
+    mig_profile: str | None
+    share: float | None
+    """The largest part that one container held for an hour; `None` if none held any."""
+    free: float
+    """The part of the hour and of the device that was free."""
+
+
+class Fits(NamedTuple):
+    """How many pods of each shape fit into a group, if there are no others."""
+
+    whole: Mapping[int, int]
+    """By the number of whole GPUs."""
+    mig: Mapping[str, int]
+    """By MIG profile."""
+    shares: int
+    """Shares of shared GPUs."""
+
+
+def find_fits(devices: Collection[Device]) -> dict[Key, Fits]:
+    """Return what fits into each group. A device is free if it was free for the whole hour.
+
+    The GPUs of a node are shared if no container held more than a part of any of them. The largest
+    part is then their share.
+    """
+    share_of: dict[Node, float] = {}
+    for device in devices:
+        if device.mig_profile is None and device.share is not None:
+            share_of[device.node] = max(share_of.get(device.node, 0.0), device.share)
+    whole: dict[Key, Counter[Node]] = defaultdict(Counter)
+    mig: dict[Key, Counter[str]] = defaultdict(Counter)
+    shares: Counter[Key] = Counter()
+    for device in devices:
+        is_free = device.free >= _WHOLE
+        share = share_of.get(device.node, 1.0)
+        if device.mig_profile is not None:
+            mig[device.key][device.mig_profile] += is_free
+        elif share >= _NOT_SHARED:
+            whole[device.key][device.node] += is_free
+        else:
+            shares[device.key] += int(device.free * round(1 / share) + 1 - _WHOLE)
+    return {
+        key: Fits(
+            whole={size: sum(free // size for free in whole[key].values()) for size in SHAPES},
+            mig=dict(sorted(mig[key].items())),
+            shares=shares[key],
+        )
+        for key in {*whole, *mig, *shares}
+    }
+
+
+def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+    fleet = _Fleet(connection, question.by)
+    window = question.window
+    newest = Window(window.end_us - HOUR_US, window.end_us)
+    days = fleet.days(window)
+    question.advance(60)
+    if question.options["history"]:
+        rows = [
+            fleet.row(key, day=day_of(day.begin_us).isoformat(), **_means(hours, day))
+            for day, of_keys in days
+            for key, hours in of_keys.items()
+        ]
+        rows.sort(key=lambda row: (row["day"], -(row["total"] or 0), -(row["allocated"] or 0)))
+        return Answer(rows=rows)
+    ((_, now),) = fleet.days(newest)
+    question.advance(20)
+    fits = find_fits(fleet.devices(newest))
+    total = _total(of_keys for _, of_keys in days)
+    rows = [
+        fleet.row(
+            key,
+            **_means(now.get(key, {}), newest),
+            **{f"mean_{name}": mean for name, mean in _means(hours, window).items()},
+            **_fit_columns(fits.get(key)),
+        )
+        for key, hours in total.items()
+    ]
+    rows.sort(key=lambda row: (-(row["mean_total"] or 0), -(row["mean_allocated"] or 0)))
+    return Answer(rows=rows, notes=[*_notes(rows)])
+
+
+Hours = dict[str, float]
+"""GPU-hours by the name of the amount."""
+
+
+class _Fleet:
+    """The fleet in the views of a connection, by some dimensions."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, by: Sequence[str]) -> None:
+        self._connection, self._by = connection, by
+        versions: dict[Node, list[NodeVersion]] = defaultdict(list)
+        for cluster, node, *version in connection.execute(_NODES).fetchall():
+            versions[cluster, node].append(NodeVersion(*version))
+        inventory = (InventoryRow(*row) for row in connection.execute(_INVENTORY).fetchall())
+        # Stays of one node are mostly alike.
+        self._stays = Counter(
+            stay._replace(physical_gpu="") for stay in stays_of(inventory, versions)
+        )
+        self._nodes = {node: effective_versions(found) for node, found in versions.items()}
+
+    def _key(self, node: Node, model: str | None, time_us: int) -> Key:
+        """Return the group of a GPU at a time."""
+        facts: dict[str, Any] = dict(zip(("cluster", "node"), node, strict=True), model=model)
+        if versions := self._nodes.get(node):
+            facts |= version_at(versions, time_us)._asdict()
+        return tuple(facts.get(_DIMENSIONS[name]) for name in self._by)
+
+    def row(self, key: Key, **values: Any) -> Row:  # noqa: ANN401  # any column
+        """Return a row with all columns."""
+        return dict(zip(self._by, key, strict=True)) | dict.fromkeys(COLUMNS) | values
+
+    def days(self, window: Window) -> list[tuple[Window, dict[Key, Hours]]]:
+        """Return the amounts of each day of a window, by group."""
+        first_us = min(-(-window.begin_us // DAY_US) * DAY_US, window.end_us)
+        last_us = max(first_us, window.end_us // DAY_US * DAY_US)
+        sql = _SUMS.format(
+            columns=", ".join(_DIMENSIONS[name] for name in self._by),
+            namespace=_NAMESPACE if "namespace" in self._by else "NULL",
+        )
+        sums = self._connection.execute(
+            sql, {"first_us": first_us, "last_us": last_us, **window._asdict()}
+        ).fetchall()
+        found: dict[int, dict[Key, Hours]] = defaultdict(lambda: defaultdict(dict))
+        for day, *values in sums:
+            key, hours = values[: len(self._by)], values[len(self._by) :]
+            of_gpus = dict(zip(_OF_GPUS, hours, strict=False))
+            _add(found[day][self._without_namespace(key)], of_gpus)
+            of_holders = dict(zip(_OF_HOLDERS, hours[len(_OF_GPUS) :], strict=True))
+            _add(found[day][tuple(key)], of_holders)
+        days = []
+        for part in days_in(window):
+            of_day = found[part.begin_us // DAY_US]
+            for stay, count in self._stays.items():
+                begin_us = max(stay.begin_us, part.begin_us)
+                if (length_us := min(stay.end_us, part.end_us) - begin_us) > 0:
+                    group = self._key(stay.node, stay.model, begin_us)
+                    _add(of_day[group], {"total": count * length_us / HOUR_US, "healthy": 0.0})
+            days.append((part, dict(of_day)))
+        return days
+
+    def _without_namespace(self, key: Sequence[str | None]) -> Key:
+        return tuple(
+            None if name == "namespace" else value
+            for name, value in zip(self._by, key, strict=True)
+        )
+
+    def devices(self, newest: Window) -> list[Device]:
+        """Return the GPUs and MIG instances with samples in the newest hour or the day before."""
+        since = {"shares_from_us": newest.end_us - _SHARES_FROM_US}
+        rows = self._connection.execute(_DEVICES, since | newest._asdict()).fetchall()
+        return [
+            Device(
+                self._key((cluster, node), model, newest.begin_us),
+                (cluster, node),
+                mig_profile,
+                share,
+                free,
+            )
+            for cluster, node, model, _, mig_profile, share, free in rows
+        ]
+
+
+def _add(hours: Hours, more: Mapping[str, float | None]) -> None:
+    for name, amount in more.items():
+        hours[name] = hours.get(name, 0.0) + (amount or 0.0)
+
+
+def _total(days: Iterable[Mapping[Key, Hours]]) -> dict[Key, Hours]:
+    found: dict[Key, Hours] = defaultdict(dict)
+    for of_keys in days:
+        for key, hours in of_keys.items():
+            _add(found[key], hours)
+    return found
+
+
+def _means(hours: Hours, window: Window) -> dict[str, float | None]:
+    """Return the mean of each amount in GPUs; `None` for an amount that the group does not have."""
+    length = (window.end_us - window.begin_us) / HOUR_US
+    # GPUs may respond before their node's inventory is known.
+    if "healthy" in hours:
+        hours = hours | {"total": max(hours.get("total", 0.0), hours["healthy"])}
+    return {name: round(hours[name] / length, 2) if name in hours else None for name in _AMOUNTS}
+
+
+def _fit_columns(fits: Fits | None) -> Row:
+    if fits is None:
+        return {}
+    return {
+        **{f"fits_{size}": count for size, count in fits.whole.items()},
+        "fits_mig": dict(fits.mig) or None,
+        "fits_shares": fits.shares,
+    }
+
+
+def _notes(rows: Iterable[Row]) -> Iterator[str]:
+    rows = [row for row in rows if row["total"] is not None]
+    total, healthy, allocatable = (
+        sum(row[name] or 0.0 for row in rows) for name in ("total", "healthy", "allocatable")
+    )
+    if total - healthy >= _SHOWN:
+        yield f"GPUs that do not respond or have no samples: {total - healthy:.3g}."
+    if healthy - allocatable >= _SHOWN:
+        yield (
+            f"GPUs of which it is unknown whether they are allocated: {healthy - allocatable:.3g};"
+            " see the agents' check `kubelet`."
+        )
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    if name == "fits_mig" and row[name]:
+        return ", ".join(f"{count} {profile}" for profile, count in row[name].items())
+    return plain_cell(name, row)
+
+
+REPORT: Final = Report(
+    name="fleet",
+    summary="Show how many GPUs there are, are healthy, allocated and used, and what fits now.",
+    about=(
+        "Now is the last hour of the time range. A GPU is healthy while it responds, and"
+        " allocatable if it is also known whether it is allocated. Allocated is what pods and jobs"
+        " hold, used the time in which their kernels run. Columns after `Mean` are means of the"
+        " time range. `Fit` and the columns after it count the pods that would fit now if all of"
+        " them had the same shape. Shapes are 1, 2, 4 or 8 whole GPUs of one node, MIG profiles,"
+        " and shares of shared GPUs. A GPU is free if it was free for the whole hour. Cordons,"
+        " taints, CPU and memory of nodes are not considered."
+    ),
+    examples={
+        "By model": "",
+        "Free GPUs of each node pool": "--by cluster,pool",
+        "A row for each day of a quarter": "--window 90d --history day",
+    },
+    columns=COLUMNS,
+    texts=frozenset({"day", "fits_mig"}),
+    dimensions=_DIMENSIONS,
+    default_by="model",
+    options={
+        "history": Option(
+            help="`day` for one row per day, with the means of the day.", parse=one_of("day")
+        )
+    },
+    codes=("the report has rows", "the store has no GPUs in the time range"),
+    cell=_cell,
+    read=_read,
+)

@@ -1,0 +1,212 @@
+"""The state of a fleet: how many GPUs are healthy, allocated and used, and what fits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gpuledger.store.views import create_views
+from gpuledger_reports.capacity.fleet import REPORT, Device, Fits, find_fits
+from gpuledger_reports.capacity.report import Answer, Question
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.reading.times import Window
+from tests.tables import for_each
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    UNKNOWN,
+    Row,
+    Value,
+    allocated,
+    inventory_row,
+    node_row,
+    used,
+    write_store,
+)
+
+NODE = ("prod", "n")
+FLEET = ("total", "healthy", "allocatable", "allocated", "used", "free")
+
+
+def answer_of(
+    store: str, by: tuple[str, ...] = ("model",), hours: int = 2, history: str | None = None
+) -> Answer:
+    """Return the report's answer on the first hours of the first day."""
+    question = Question(
+        window=Window(BEGIN_US, BEGIN_US + hours * HOUR_US),
+        by=by,
+        policy=BillPolicy(),
+        options={"history": history},
+    )
+    with duckdb.connect() as connection:
+        create_views(connection, store)
+        return REPORT.read(connection, question)
+
+
+def amounts(row: Row, prefix: str = "") -> tuple[float | None, ...]:
+    return tuple(row[prefix + name] for name in FLEET)
+
+
+def free(hour: int, gpu: str, **fields: Value) -> Row:
+    return allocated(hour, None, gpu=gpu, **fields)
+
+
+def inventory(*gpus: str, **fields: Value) -> list[Row]:
+    return [inventory_row(gpu, **fields) for gpu in gpus]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """Return two hours of a node with one GPU of each state; GPU-f was free only in the first."""
+    usage: list[Row] = []
+    for hour in range(2):
+        usage += [
+            allocated(hour, "train", gpu="GPU-a"),
+            used(hour, "train", HOUR_NS // 2, gpu="GPU-a"),
+            free(hour, "GPU-b"),
+            allocated(hour, UNKNOWN, gpu="GPU-c"),
+            allocated(hour, "lost", gpu="GPU-d", unresponsive_ns=HOUR_NS, busy_ns=None),
+        ]
+    usage += [free(0, "GPU-f"), allocated(1, "new", HOUR_NS // 2, gpu="GPU-f")]
+    usage += [free(1, "GPU-f", allocated_ns=HOUR_NS // 2)]
+    gpus = inventory("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-silent", "GPU-f")
+    return write_store(
+        tmp_path, usage_hourly=usage, inventory=gpus, nodes=[node_row(node_pool="p")]
+    )
+
+
+def test_lost_and_silent_gpus_are_not_healthy_and_an_unknown_allocation_is_not_free(
+    store: str,
+) -> None:
+    found = answer_of(store)
+    (row,) = found.rows
+    assert amounts(row) == (6, 4, 3, 2.5, 0.5, 1.5)
+    assert amounts(row, "mean_") == (6, 4, 3, 2.25, 0.5, 1.75)
+    silent, unknown = found.notes
+    assert silent.endswith("do not respond or have no samples: 2.")
+    assert "unknown whether they are allocated: 1" in unknown
+
+
+def test_a_gpu_fits_a_pod_only_if_it_was_free_for_the_whole_newest_hour(store: str) -> None:
+    (row,) = answer_of(store).rows
+    assert [row[f"fits_{size}"] for size in (1, 2, 4, 8)] == [1, 0, 0, 0]
+    (row,) = answer_of(store, hours=1).rows
+    assert [row[f"fits_{size}"] for size in (1, 2, 4, 8)] == [2, 1, 0, 0]
+
+
+def test_gpus_belong_to_no_namespace_and_allocations_and_use_to_one(store: str) -> None:
+    gpus, ns = answer_of(store, by=("pool", "namespace")).rows
+    assert (gpus["pool"], gpus["namespace"]) == ("p", None)
+    assert amounts(gpus) == (6, 4, 3, 0, 0, 1.5)
+    assert (ns["pool"], ns["namespace"]) == ("p", "ns")
+    assert amounts(ns) == (None, None, None, 2.5, 0.5, None)
+    assert (gpus["fits_1"], ns["fits_1"]) == (1, None)
+
+
+def test_an_instance_is_its_part_of_the_gpu_and_fits_pods_of_its_profile(tmp_path: Path) -> None:
+    def instance(profile: str, slices: int) -> dict[str, Any]:
+        return {
+            "gpu": f"MIG-{profile}",
+            "parent_uuid": "GPU-a",
+            "mig_profile": profile,
+            "compute_slices": slices,
+            "gpu_compute_slices": 7,
+        }
+
+    usage = [
+        allocated(0, "serve", **instance("3g.40gb", 3)),
+        allocated(0, None, **instance("2g.20gb", 2)),
+        allocated(0, None, **instance("1g.10gb", 1)),
+        # The slice without an instance.
+        free(0, "GPU-a", compute_slices=1, gpu_compute_slices=7),
+    ]
+    store = write_store(tmp_path, usage_hourly=usage, inventory=inventory("GPU-a"))
+    (row,) = answer_of(store, hours=1).rows
+    assert amounts(row) == (1, 1, 1, 0.43, 0, 0.57)
+    assert row["fits_mig"] == {"1g.10gb": 1, "2g.20gb": 1, "3g.40gb": 0}
+    assert row["fits_1"] == 0
+
+
+def test_whole_days_are_read_from_the_daily_sums_and_hours_only_at_the_ends(
+    tmp_path: Path,
+) -> None:
+    day = 24 * HOUR_NS
+    usage = [allocated(hour, "train") for hour in (23, 48)]
+    # The rows of the hours of the second day are missing, so they cannot be counted twice.
+    daily = [allocated(24, "train", day // 2), allocated(24, None, day // 2)]
+    store = write_store(
+        tmp_path, usage_hourly=usage, usage_daily=daily, inventory=inventory("GPU-a")
+    )
+    question = Question(
+        window=Window(BEGIN_US + 23 * HOUR_US, BEGIN_US + 49 * HOUR_US),
+        by=("model",),
+        policy=BillPolicy(),
+        options={"history": "day"},
+    )
+    with duckdb.connect() as connection:
+        create_views(connection, store)
+        rows = REPORT.read(connection, question).rows
+    assert [(row["day"], row["allocated"], row["free"]) for row in rows] == [
+        ("2026-10-01", 1, 0),
+        ("2026-10-02", 0.5, 0.5),
+        ("2026-10-03", 1, 0),
+    ]
+
+
+def test_a_deleted_node_has_no_gpus_and_a_later_one_counts_from_its_start(tmp_path: Path) -> None:
+    gone: dict[str, Any] = {"node": "gone"}
+    late: dict[str, Any] = {"node": "late"}
+    store = write_store(
+        tmp_path,
+        usage_hourly=[allocated(0, None, node="n")],
+        inventory=[
+            *inventory("GPU-a"),
+            *inventory("GPU-b", **gone),
+            *inventory("GPU-c", hour=1.5, **late),
+        ],
+        nodes=[
+            node_row(**gone),
+            node_row(hour=0.5, deleted_time=BEGIN_US + HOUR_US // 2, **gone),
+        ],
+    )
+    (row,) = answer_of(store).rows
+    assert row["mean_total"] == (2 + 0.5 + 0.5) / 2
+
+
+def test_a_short_run_on_a_whole_gpu_makes_no_shares(tmp_path: Path) -> None:
+    run = allocated(0, "short", HOUR_NS // 4, allocated_minutes=(1 << 15) - 1)
+    usage = [run, allocated(0, None, HOUR_NS * 3 // 4), free(0, "GPU-b")]
+    store = write_store(tmp_path, usage_hourly=usage, inventory=inventory("GPU-a", "GPU-b"))
+    (row,) = answer_of(store, hours=1).rows
+    assert (row["fits_1"], row["fits_shares"]) == (1, 0)
+
+
+def device(
+    free: float, share: float | None = None, *, node: str = "n", profile: str | None = None
+) -> Device:
+    return Device(("H100",), ("prod", node), profile, share, free)
+
+
+@for_each(
+    "devices, whole, mig, shares",
+    [
+        # Free GPUs of different nodes do not fit one pod.
+        ([device(1), device(1, node="m"), device(1, node="m")], (3, 1, 0, 0), {}, 0),
+        ([device(1)] * 8 + [device(0.5)], (8, 4, 2, 1), {}, 0),
+        # The first GPU is shared by four, of which one is there; so is its free neighbour.
+        ([device(0.75, 0.25), device(1)], (0, 0, 0, 0), {}, 7),
+        ([device(2 / 3, 1 / 3)], (0, 0, 0, 0), {}, 2),
+        # A pod held the whole GPU for most of its first hour.
+        ([device(0.1, 0.9), device(1)], (1, 0, 0, 0), {}, 0),
+        ([device(1, 1, profile="1g"), device(0, 1, profile="2g")], (0,) * 4, {"1g": 1, "2g": 0}, 0),
+    ],
+)
+def test_pods_of_a_shape_fit_as_often_as_the_free_devices_of_a_node_allow(
+    devices: Sequence[Device], whole: Sequence[int], mig: dict[str, int], shares: int
+) -> None:
+    assert find_fits(devices) == {
+        ("H100",): Fits(whole=dict(zip((1, 2, 4, 8), whole, strict=True)), mig=mig, shares=shares)
+    }
