@@ -68,24 +68,25 @@ def _options_of(report: Report) -> Iterator[tuple[str, Any, Any]]:
     yield "from_", Annotated[Text, begin], None
     end = time_option("End of the time range (exclusive), by default the end of complete usage")
     yield "to", Annotated[Text, end], None
-    by = f"Dimensions, separated by commas: {', '.join(report.dimensions)}."
-    yield "by", Annotated[str, Parameter(help=by)], report.default_by
+    if report.dimensions:
+        by = f"Dimensions, separated by commas: {', '.join(report.dimensions)}."
+        yield "by", Annotated[str, Parameter(help=by)], report.default_by
+        top = "Number of rows to show, the most important first."
+        yield "top", Annotated[Text, Parameter(help=top)], None
     for name, option in report.options.items():
         own = Parameter(help=option.help, allow_leading_hyphen=option.may_be_negative)
         yield name, Annotated[Text, own], option.default
     if report.has_money:
-        prices = "File of prices (YAML), as of `gpuledger bill`; by default example prices."
+        prices = "File of prices (YAML), as for `gpuledger bill`; by default example prices."
         yield "prices", Annotated[Path | None, Parameter(help=prices)], None
-    top = "Number of rows to show, the most important first."
-    yield "top", Annotated[Text, Parameter(help=top)], None
     yield "format", Annotated[Format, Parameter(help="Format of the result.")], "table"
     output = "File to write to instead of standard output; required for parquet."
     yield "output", Annotated[Path | None, Parameter(help=output)], None
     yield "storage_option", StorageOption, ()
 
 
-def _add(report: Report) -> None:
-    """Add a report's command."""
+def _add(report: Report, place: int) -> None:
+    """Add a report's command, at a place in the list of commands."""
 
     def run(**given: Any) -> int:  # noqa: ANN401  # as in its signature
         return _run(report, **given)
@@ -106,6 +107,7 @@ def _add(report: Report) -> None:
     app.command(
         run,
         name=report.name,
+        sort_key=place,
         help=report.summary,
         help_format="plaintext",
         help_epilogue=epilogue(
@@ -191,12 +193,18 @@ def _write(
 
 def _print_table(report: Report, question: Question, found: Answer, file: TextIO) -> None:
     headings = {name: name.replace("_", " ").capitalize() for name in question.by}
-    shown = {name: [report.cell(name, row) for row in found.rows] for name in report.columns}
-    # A column without any value is left out, such as that of another form of the report.
-    headings |= {name: text for name, text in report.columns.items() if text and any(shown[name])}
-    shown |= {name: [plain_cell(name, row) for row in found.rows] for name in question.by}
-    rows = [*zip(*(shown[name] for name in headings), strict=True)]
-    print_rows(file, [*headings.values()], rows, expanded=None)
+    shown = {name: [plain_cell(name, row) for row in found.rows] for name in question.by}
+    for name, heading in report.columns.items():
+        cells = [report.cell(name, row) for row in found.rows]
+        # A column without any value is left out, such as that of another form of the report.
+        if heading and any(cells):
+            headings[name], shown[name] = heading, cells
+    if found.rows:
+        rows = [*zip(*shown.values(), strict=True)]
+        print_rows(file, [*headings.values()], rows, expanded=None)
+    else:
+        nothing = report.codes[1]
+        file.write(f"{nothing[:1].upper()}{nothing[1:]}.\n")
     begin, end = map(time_text, question.window)
     file.writelines(f"{note}\n" for note in (f"Usage from {begin} to {end}.", *found.notes))
 
@@ -209,5 +217,5 @@ def _flat(row: Row) -> Row:
     }
 
 
-for _report in REPORTS.values():
-    _add(_report)
+for _place, _report in enumerate(REPORTS.values()):
+    _add(_report, _place)

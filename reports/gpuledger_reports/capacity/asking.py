@@ -69,11 +69,8 @@ def ask(
         by=_dimensions(report, given.get("by", report.default_by)),
         policy=policy,
         top=_top(given["top"]) if "top" in given else None,
-        options={
-            name: None if text is None else option.parse(text, name)
-            for name, option in report.options.items()
-            for text in [given.get(name, option.default)]
-        },
+        options=report.parse_options(given),
+        complete=complete,
         advance=advance,
     )
 
@@ -122,6 +119,8 @@ def _window(
 def _dimensions(report: Report, by: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
     known = ", ".join(report.dimensions)
+    if not known:
+        return ()
     if not names:
         raise ArgumentError("by", f"empty; choose from {known}")
     for name in names:

@@ -6,7 +6,7 @@ command, the HTTP API and the headline metrics are made from the registry.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import duckdb
@@ -97,6 +97,8 @@ class Question:
     """Names of the report's dimensions."""
     policy: BillPolicy
     """Prices, for money."""
+    complete: Window | None = None
+    """The time of all complete usage, if it is longer than the window."""
     top: int | None = None
     """The number of rows wanted, the most important first. A report may ignore it."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -161,6 +163,25 @@ class Report:
     """Returns a value as the table shows it, from the column's name and the row."""
     read: Callable[[duckdb.DuckDBPyConnection, Question], Answer]
     """Answers a question from a connection with the store's views."""
+
+    def parse_options(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Return the value of each of the report's own options."""
+        return {
+            name: None if text is None else option.parse(text, name)
+            for name, option in self.options.items()
+            for text in [given.get(name, option.default)]
+        }
+
+    def usual_question(self, question: Question, *, by: tuple[str, ...] = ()) -> Question:
+        """Return another report's question with this report's defaults, for all rows."""
+        return replace(
+            question,
+            window=question.window if self.default_window else question.complete or question.window,
+            by=by or tuple(self.default_by.split(",")),
+            top=None,
+            options=self.parse_options({}),
+            advance=_ignore,
+        )
 
 
 def file_columns(report: Report, by: Iterable[str], rows: Iterable[Row]) -> dict[str, str]:

@@ -1,0 +1,245 @@
+"""The report `summary`: the headlines of the other reports, and the actions worth most.
+
+It asks each other report once, with the report's defaults. A headline is the sum, the least or the
+greatest value of a column. An action is a row of a report with the money that it would have saved
+in the time range.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import duckdb
+
+from gpuledger.time_ranges import write_duration
+from gpuledger_reports.capacity.report import Answer, Question, Report, Row, plain_cell
+from gpuledger_reports.pricing.money import minor_digits
+from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
+from gpuledger_reports.reading.times import HOUR_US, day_of
+
+_SHOWN_ACTIONS: Final = 3
+_PLACE: Final = ("pool", "node", "namespace", "workload")
+_WHOLE_FROM: Final = 100
+"""Larger numbers are shown without decimals."""
+_MONEY: Final = "money"
+"""The unit that stands for the currency of the prices."""
+
+
+class Headline(NamedTuple):
+    """A number that is made from a column of a report."""
+
+    column: str
+    text: str
+    unit: str = "GPUs"
+    of: Callable[[Iterable[Any]], Any] = sum
+    """Makes the number from the known values of the column; `sum`, `min` or `max`."""
+    unknown: str = "unknown"
+    """The note if no row has a value."""
+
+
+HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
+    "fleet": (
+        Headline("total", "GPUs"),
+        Headline("healthy", "Healthy"),
+        Headline("allocated", "Allocated"),
+        Headline("used", "Used"),
+        Headline("mean_allocated", "Allocated, mean"),
+        Headline("mean_used", "Used, mean"),
+    ),
+    "waste": (
+        Headline("unused_gpu_hours", "Allocated and unused", "GPU-hours"),
+        Headline("unused_cost", "Cost of unused time", _MONEY),
+        Headline("reclaimed_60_cost", "Cost after 60 idle minutes", _MONEY),
+    ),
+    "rightsizing": (Headline("saved_cost", "Saved by smaller or fewer GPUs", _MONEY),),
+    "fragmentation": (Headline("stranded_gpus", "Stranded, mean"),),
+    "queue": (
+        Headline("waiting", "Waiting now", "pods"),
+        Headline("waiting_gpus", "GPUs that they request"),
+        Headline("unmet_gpus", "Unmet demand, mean"),
+        Headline("wait_p95_seconds", "Longest p95 of waits", "seconds", max),
+    ),
+    "forecast": (
+        Headline("expected", "Expected demand"),
+        Headline("full_days_p50", "First group full, P50", "days", min, "not within the horizon"),
+    ),
+    "faults": (
+        Headline("failures", "Failures", "failures"),
+        Headline("lost_gpu_hours", "Lost to failures", "GPU-hours"),
+    ),
+}
+"""The headlines of each report that may be in the registry."""
+
+
+class Advice(NamedTuple):
+    """How a row of a report becomes an action."""
+
+    action: str
+    """A template with columns of the row, and with `place`."""
+    evidence: str
+    saved: tuple[str, ...]
+    """Columns whose sum would have been saved: `…_cost`, `…_gpu_hours` or GPUs as a mean."""
+    reason: str | None = None
+    """The column that has a value only if the row recommends something."""
+    by: tuple[str, ...] = ()
+    """The dimensions from which the price of a GPU-hour follows, if the columns are not costs."""
+
+
+ADVICE: Final[Mapping[str, Advice]] = {
+    "waste": Advice(
+        "Stop {place} when it is idle",
+        "{reclaimed_60_gpu_hours:,.0f} GPU-hours after 60 idle minutes; idle for up to"
+        " {longest_idle_hours:,.0f} hours",
+        saved=("reclaimed_60_cost",),
+    ),
+    "rightsizing": Advice(
+        "Give {place} {recommendation}",
+        "{saved_gpu_hours:,.0f} GPU-hours less; risk: {risk}",
+        saved=("saved_cost",),
+        reason="recommendation",
+    ),
+    "fragmentation": Advice(
+        "Pack the pods of {place}",
+        "{stranded_gpus:g} GPUs are stranded; {advice}",
+        saved=("stranded_gpus",),
+        reason="advice",
+        by=("cluster", "pool", "model"),
+    ),
+    "faults": Advice(
+        "Repair {place}",
+        "{note}",
+        saved=("lost_gpu_hours", "interrupted_gpu_hours"),
+        reason="note",
+        by=("cluster", "pool", "model", "node"),
+    ),
+}
+"""The advice of each report that may be in the registry."""
+_COLUMNS: Final[Mapping[str, str]] = {
+    "report": "Report",
+    "headline": "Headline",
+    "value": "Value",
+    "unit": "Unit",
+    "about": "About",
+    "column": "",
+    "action": "",
+}
+
+
+class _Action(NamedTuple):
+    saved: float
+    """In money."""
+    place: tuple[Any, ...]
+    """Only the best action of a place counts."""
+    row: Row
+
+
+def summary_of(reports: Iterable[Report]) -> Report:
+    """Return the report on other reports."""
+    asked = tuple(reports)
+    return Report(
+        name="summary",
+        summary="Show the headlines of all reports, and the three actions worth most.",
+        about=(
+            "Now is the last hour of the time range; means and sums are of the whole time range,"
+            " and the forecast uses all complete usage. An action is worth what it would have saved"
+            " in the time range. Only the best action of a workload or pool is shown. The report in"
+            " the first column shows all rows, and its notes what is unknown."
+        ),
+        examples={"The last 30 days": "--prices prices.yaml"},
+        columns=_COLUMNS,
+        texts=frozenset({"report", "headline", "unit", "about", "column"}),
+        dimensions={},
+        default_by="",
+        has_money=True,
+        cell=_cell,
+        read=lambda connection, question: _read(asked, connection, question),
+    )
+
+
+def _read(
+    reports: Sequence[Report], connection: duckdb.DuckDBPyConnection, question: Question
+) -> Answer:
+    currency = question.policy.currency
+    headlines: list[Row] = []
+    actions: list[_Action] = []
+    for report in question.each(reports):
+        advice = ADVICE.get(report.name)
+        asked = report.usual_question(question, by=advice.by if advice else ())
+        found = report.read(connection, asked)
+        headlines += _headlines(report, found, currency)
+        if advice:
+            actions += _actions(report.name, advice, found.rows, asked)
+    best: dict[tuple[Any, ...], _Action] = {}
+    for action in sorted(actions, key=lambda each: -each.saved):
+        best.setdefault(action.place, action)
+    chosen = [
+        {**action.row, "action": number, "headline": f"{number}. {action.row['headline']}"}
+        for number, action in enumerate(list(best.values())[:_SHOWN_ACTIONS], start=1)
+    ]
+    notes = [] if chosen else ["No report recommends an action that would have saved money."]
+    return Answer(rows=[*headlines, *chosen], notes=notes)
+
+
+def _headlines(report: Report, found: Answer, currency: str) -> Iterator[Row]:
+    nothing = dict.fromkeys(_COLUMNS) | {"report": report.name}
+    if not (found.rows and found.is_found):
+        yield nothing | {"headline": report.codes[1]}
+        return
+    for column, text, unit, of, unknown in HEADLINES.get(report.name, ()):
+        known = [row for row in found.rows if row[column] is not None]
+        value = of(row[column] for row in known) if known else None
+        about = None if known else unknown
+        if known and of is not sum:
+            row = next(row for row in known if row[column] == value)
+            about = ", ".join(str(row[name]) for name in report.default_by.split(",") if row[name])
+        yield nothing | {
+            "headline": text,
+            "value": value and round(value, 2),
+            "unit": currency if unit == _MONEY else unit,
+            "about": about,
+            "column": column,
+        }
+
+
+def _actions(
+    report: str, advice: Advice, rows: Iterable[Row], question: Question
+) -> Iterator[_Action]:
+    policy, window = question.policy, question.window
+    book, digits = PriceBook(policy), minor_digits(policy.currency)
+    hours = (window.end_us - window.begin_us) / HOUR_US
+    for row in rows:
+        if advice.reason and row[advice.reason] is None:
+            continue
+        saved = 0.0
+        for name in advice.saved:
+            amount = row[name] or 0.0
+            if not name.endswith("_cost"):
+                gpu = DeviceTraits(
+                    row["cluster"], row.get("node", ""), row["model"], node_pool=row["pool"]
+                )
+                price = book.rate_of(gpu, day_of(window.begin_us)).per_gpu_hour
+                amount *= float(price) * (1 if name.endswith("_gpu_hours") else hours)
+            saved += amount
+        if round(saved, digits) > 0:
+            place = [row[name] for name in _PLACE if row.get(name)]
+            named = row | {"place": "/".join(place)}
+            yield _Action(
+                saved,
+                (row.get("cluster"), *place),
+                {
+                    "report": report,
+                    "headline": advice.action.format_map(named),
+                    "value": round(saved, digits),
+                    "unit": policy.currency,
+                    "about": advice.evidence.format_map(named),
+                    "column": None,
+                },
+            )
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    value = row["value"]
+    if row["unit"] == "seconds" and value is not None:
+        row = {**row, "value": write_duration(round(value * 1000)), "unit": None}
+    elif name == "value" and value is not None:
+        return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:.3g}"
+    return plain_cell(name, row)

@@ -1,0 +1,138 @@
+"""The summary: its headlines are numbers of the other reports, its actions their best rows."""
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+
+import duckdb
+import pytest
+
+from gpuledger_reports.capacity.registry import REPORTS
+from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, whole
+from gpuledger_reports.capacity.summary import ADVICE, HEADLINES, summary_of
+from gpuledger_reports.pricing.policy import BillPolicy, Price
+from gpuledger_reports.reading.times import HOUR_US, Window
+from tests.tables import for_each
+
+WINDOW = Window(0, 100 * HOUR_US)
+COMPLETE = Window(-500 * HOUR_US, 100 * HOUR_US)
+POLICY = BillPolicy(currency="EUR", prices=[Price(name="h100", per_gpu_hour=Decimal(2))])
+
+
+def report(name: str, rows: Sequence[Row], *, asked: list[Question] | None = None) -> Report:
+    """Return a report with these rows, whose missing columns are unknown."""
+    of_name = {headline.column for headline in HEADLINES.get(name, ())}
+    columns = dict.fromkeys([*of_name, *(column for row in rows for column in row)], "")
+
+    def read(_: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+        if asked is not None:
+            asked.append(question)
+        return Answer(rows=[dict.fromkeys(columns) | row for row in rows])
+
+    return Report(
+        name=name,
+        summary="",
+        examples={},
+        columns=columns,
+        dimensions={},
+        default_by="namespace,workload",
+        default_window=None if name == "forecast" else "30d",
+        options={"horizon": Option(help="", default="28d", parse=whole())},
+        codes=("found", "nothing was lost"),
+        read=read,
+    )
+
+
+def summary(*reports: Report, policy: BillPolicy = POLICY) -> Answer:
+    question = Question(window=WINDOW, by=(), policy=policy, complete=COMPLETE)
+    with duckdb.connect() as connection:
+        return summary_of(reports).read(connection, question)
+
+
+def workload(name: str, cost: float) -> Row:
+    """Return a row of waste."""
+    return {
+        "cluster": "prod",
+        "namespace": "ns",
+        "workload": name,
+        "reclaimed_60_cost": cost,
+        "reclaimed_60_gpu_hours": cost / 2,
+        "longest_idle_hours": 12.0,
+    }
+
+
+def test_headlines_are_sums_or_the_worst_group_by_name() -> None:
+    rows: list[Row] = [
+        {"namespace": "a", "workload": "x", "waiting": 2, "wait_p95_seconds": 60.0},
+        {"namespace": "b", "workload": None, "waiting": 3, "wait_p95_seconds": 3600.0},
+        {"namespace": "c", "workload": "z", "waiting": 0},
+    ]
+    found = {row["column"]: row for row in summary(report("queue", rows)).rows}
+    assert (found["waiting"]["value"], found["waiting"]["about"]) == (5, None)
+    assert (found["wait_p95_seconds"]["value"], found["wait_p95_seconds"]["about"]) == (3600, "b")
+    # No row has this column, so it is unknown and not 0.
+    assert (found["unmet_gpus"]["value"], found["unmet_gpus"]["about"]) == (None, "unknown")
+
+
+def test_a_report_that_found_nothing_has_one_headline_that_says_so() -> None:
+    (row,) = summary(report("faults", [])).rows
+    assert (row["report"], row["headline"], row["value"]) == ("faults", "nothing was lost", None)
+
+
+def test_each_report_is_asked_with_its_defaults_and_the_forecast_on_all_usage() -> None:
+    asked: list[Question] = []
+    summary(*(report(name, [], asked=asked) for name in ("waste", "forecast")))
+    waste, forecast = asked
+    assert (waste.window, forecast.window) == (WINDOW, COMPLETE)
+    assert (waste.by, waste.top, waste.options) == (
+        ("namespace", "workload"),
+        None,
+        {"horizon": 28},
+    )
+
+
+def test_the_three_actions_worth_most_are_ranked_and_each_place_has_one() -> None:
+    waste = [workload("d", 4.0), workload("a", 9.0), workload("b", 8.0), workload("c", 7.0)]
+    waste += [workload("a", 1.0), workload("none", 0.0)]
+    actions = [row for row in summary(report("waste", waste)).rows if row["action"]]
+    assert [(row["headline"], row["value"], row["unit"]) for row in actions] == [
+        ("1. Stop ns/a when it is idle", 9.0, "EUR"),
+        ("2. Stop ns/b when it is idle", 8.0, "EUR"),
+        ("3. Stop ns/c when it is idle", 7.0, "EUR"),
+    ]
+    assert actions[0]["about"] == "4 GPU-hours after 60 idle minutes; idle for up to 12 hours"
+
+
+@for_each(
+    "name, row, worth",
+    [
+        # 3 GPUs for 100 hours at 2 EUR.
+        ("fragmentation", {"stranded_gpus": 3.0, "advice": "pack"}, 600.0),
+        ("fragmentation", {"stranded_gpus": 0.5, "advice": None}, None),
+        ("faults", {"lost_gpu_hours": 4.0, "interrupted_gpu_hours": 6.0, "note": "worse"}, 20.0),
+        ("faults", {"lost_gpu_hours": 4.0, "interrupted_gpu_hours": 6.0, "note": None}, None),
+    ],
+)
+def test_hours_are_worth_the_price_of_their_gpus(name: str, row: Row, worth: float | None) -> None:
+    place = {"cluster": "prod", "pool": "h100", "model": "H100", "node": "n"}
+    found = summary(report(name, [place | row]))
+    assert [row["value"] for row in found.rows if row["action"]] == ([worth] if worth else [])
+    assert bool(found.notes) == (worth is None)
+
+
+def test_without_prices_there_is_no_action() -> None:
+    row = {"cluster": "prod", "pool": "p", "model": "L4", "stranded_gpus": 3.0, "advice": "pack"}
+    assert summary(report("fragmentation", [row]), policy=BillPolicy()).notes == [
+        "No report recommends an action that would have saved money."
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in REPORTS if name != "summary"])
+def test_headlines_and_advice_name_columns_and_dimensions_that_the_report_has(name: str) -> None:
+    report = REPORTS[name]
+    assert {headline.column for headline in HEADLINES[name]} <= report.columns.keys()
+    if advice := ADVICE.get(name):
+        named = set(re.findall(r"\{(\w+)", advice.action + advice.evidence)) - {"place"}
+        assert named | {*advice.saved} <= report.columns.keys()
+        assert advice.reason is None or advice.reason in report.columns
+        assert {*advice.by} <= report.dimensions.keys()
