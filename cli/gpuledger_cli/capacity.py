@@ -5,9 +5,11 @@ Each report of `gpuledger_reports.capacity.registry` is a command.
 
 import io
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter as SignatureParameter
 from inspect import Signature
 from pathlib import Path
@@ -20,7 +22,7 @@ from cyclopts import App, Parameter
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger.settings.secret import shown_url
-from gpuledger_cli.long_work import printing_progress
+from gpuledger_cli.long_work import printing_progress, run_interruptible
 from gpuledger_cli.option_help import epilogue, time_option
 from gpuledger_cli.query import print_rows
 from gpuledger_cli.store_arguments import (
@@ -132,10 +134,22 @@ def _run(
         raise UserError("--format parquet: missing --output; give the file to write")
     require_writable(output)
     policy = read_policy(prices).policy
+    interrupted = threading.Event()
+
+    def interrupt() -> None:
+        interrupted.set()
+        connection.interrupt()
+
+    def advance(percent: int) -> None:
+        # Work in Python is interrupted here.
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        show(percent)
+
     with (
         _naming_options(),
         duckdb.connect() as connection,
-        printing_progress(100, what="percent", done="done") as advance,
+        printing_progress(100, what="percent", done="done") as show,
     ):
         complete = open_store(connection, store, storage_options_of(storage_option))
         question = ask(
@@ -146,7 +160,9 @@ def _run(
             now_us=time.time_ns() // NS_PER_US,
             advance=advance,
         )
-        found = answer(report, question, connection)
+        found = run_interruptible(
+            partial(answer, report, question, connection), interrupt=interrupt
+        )
     if complete is None:
         sys.stderr.write(f"gpuledger: {NO_HOURS} --store {shown_url(store)}\n")
     _write(report, question, found, format=format, output=output)
