@@ -23,6 +23,7 @@ from typing import Final
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UserError
+from gpuledger.mig_profiles import MigGpu, mig_gpu_of
 from gpuledger_simulator.gpu_models import (
     ARCHITECTURES,
     MODELS,
@@ -30,10 +31,8 @@ from gpuledger_simulator.gpu_models import (
     Architecture,
     Cut,
     GpuModel,
-    MigGpu,
     SimulatedInstance,
     cut_at,
-    mig_gpu_of,
     plan_cuts,
 )
 from gpuledger_simulator.plan import NEVER_NS, HealthFaults, PlannedProcess

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import pynvml
 
-from gpuledger_simulator.gpu_models import Cut, MigGpu, MigSlices, SimulatedInstance
+from gpuledger.mig_profiles import MigGpu, MigSlices
+from gpuledger_simulator.gpu_models import Cut, SimulatedInstance
 from gpuledger_simulator.nvml.readings import Readings, Utilization
 from gpuledger_simulator.nvml.session import Handle, Identity, MigHandle, Session, Subject
 
