@@ -238,19 +238,21 @@ class Dimensions:
         namespace_version = self._book.namespace_of(tenant, since_us)
         # For the host and for unattributed use, missing values are replaced by the kind of the row.
         word = {"host": HOST, "unattributed": UNATTRIBUTED}.get(tenant.kind, UNALLOCATED)
-        finder = _ValueFinder(tenant, facts, namespace_version, day, self._policy)
+        finder = ValueFinder(tenant, facts, namespace_version, day, self._policy)
         return tuple(finder.value(name) or self._word(name, word) for name in self.names)
 
     def of_idle(self, word: str, facts: DeviceTraits, *, day: date) -> tuple[str, ...]:
         """Return the values of an idle line; dimensions of tenants have `word` as their value."""
-        finder = _ValueFinder(None, facts, None, day, self._policy)
+        finder = ValueFinder(None, facts, None, day, self._policy)
         return tuple(finder.value(name) or self._word(name, word) for name in self.names)
 
     def _word(self, name: str, word: str) -> str:
         return UNALLOCATED if self.is_of_device(name) else word
 
 
-class _ValueFinder(NamedTuple):
+class ValueFinder(NamedTuple):
+    """Finds the values of dimensions for one tenant on one device."""
+
     tenant: Tenant | None
     facts: DeviceTraits
     namespace: NamespaceVersion | None

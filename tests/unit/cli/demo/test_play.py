@@ -22,9 +22,11 @@ from gpuledger.store.views import create_views
 from gpuledger_cli.command import main
 from gpuledger_cli.demo.play import play
 from gpuledger_cli.demo.play_command import FLEET, check_play, price_file
+from gpuledger_reports.capacity import waste
+from gpuledger_reports.capacity.report import Answer, Question, Report
 from gpuledger_reports.pricing.billing import Bill, BillMaker
 from gpuledger_reports.pricing.closing import refusals_of
-from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.pricing.policy_file import ReadPolicy, read_policy
 from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_sums import UsageReader
 from gpuledger_simulator.fleet.load import load_fleet, parse_fleet
@@ -48,11 +50,26 @@ class PlayedStore:
     def rows(self, query: str) -> list[Any]:
         return self.connection.execute(query).fetchall()
 
+    @property
+    def window(self) -> Window:
+        return Window(self.plan.begin_ns // 1000, self.plan.time_ns(self.plan.minutes) // 1000)
+
+    @property
+    def prices(self) -> ReadPolicy:
+        return read_policy(self.folder.parent / "prices.yaml")
+
     def bill(self, *by: str) -> Bill:
         reader = UsageReader(str(self.folder))
-        maker = BillMaker(reader, read_policy(self.folder.parent / "prices.yaml"), by=by)
-        begin_us = self.plan.begin_ns // 1000
-        return maker.make(Window(begin_us, self.plan.time_ns(self.plan.minutes) // 1000))
+        return BillMaker(reader, self.prices, by=by).make(self.window)
+
+    def answer(self, report: Report, **options: str | int | None) -> Answer:
+        question = Question(
+            window=self.window,
+            by=(*report.default_by.split(","),),
+            policy=self.prices.policy,
+            options=options,
+        )
+        return report.read(self.connection, question)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(30, marks=pytest.mark.extended)])
@@ -165,6 +182,37 @@ def test_the_price_changes_within_the_days(store: PlayedStore) -> None:
     hours = [24 * half, 24 * (store.plan.days - half)]
     cost = sum(line.exact_cost for line in store.bill("model").lines if "H100" in line.values[0])
     assert cost == 16 * (hours[0] * Fraction("3.6") + hours[1] * Fraction("3.1"))
+
+
+def test_the_unused_notebook_is_the_first_waste_with_the_hours_of_the_plan(
+    store: PlayedStore,
+) -> None:
+    first, *others = store.answer(waste.REPORT, idle_minutes="60").rows
+    assert (first["cluster"], first["namespace"]) == ("prod", "notebooks")
+    assert first["workload"] == "StatefulSet/notebook-ada"
+    pods = [pod for pod in store.plan.pods if pod.workload.name == "notebook-ada"]
+    minutes = [pod.end - pod.start for pod in pods]
+    assert first["allocated_gpu_hours"] == first["unused_gpu_hours"] == round(sum(minutes) / 60, 2)
+    for limit in waste.LIMITS:
+        reclaimed = sum(max(0, each - limit) for each in minutes) / 60
+        assert first[f"reclaimed_{limit}_gpu_hours"] == pytest.approx(reclaimed, abs=0.0051)
+    longest = max(pods, key=lambda pod: pod.end - pod.start)
+    assert first["longest_idle_pod"] == longest.name
+    assert first["longest_idle_hours"] == round((longest.end - longest.start) / 60, 2)
+    assert first["held_gib"] == 21.0
+    # The others work in every hour.
+    assert not any(row["reclaimed_30_gpu_hours"] for row in others)
+
+
+def test_unused_time_costs_as_much_as_on_the_bill(store: PlayedStore) -> None:
+    found = store.answer(waste.REPORT, idle_minutes="60").rows
+    of_bill = {
+        line.values: float(line.unused_cost)
+        for line in store.bill("namespace", "owner").lines
+        if line.unused_cost
+    }
+    costs = {(row["namespace"], row["workload"]): row["unused_cost"] for row in found}
+    assert costs == {key: pytest.approx(cost, abs=0.0051) for key, cost in of_bill.items()}
 
 
 def test_progress_is_reported_for_each_day(store: PlayedStore) -> None:

@@ -1,0 +1,158 @@
+"""Allocations of GPUs in the views of usage: the holder, its workload and team, and the price.
+
+A holder is a pod, or a job of a scheduler, to which devices are allocated. Rows of the category
+`idle` have the allocated time of a device by holder; the other rows have the use of the device. A
+row of use belongs to a holder only if it is certain which pod or job used the device.
+
+Reports sum up rows without descriptions, because a join of each row with the pods' history would
+take most of the time. `named_sql` adds the descriptions to the sums.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+import duckdb
+import msgspec
+
+from gpuledger.store.query import empty_relation
+from gpuledger.store.schema import PODS
+from gpuledger.store.usage_schema import NAMESPACES, NODES, USAGE_HOURLY
+from gpuledger.store.views import usage_sql
+from gpuledger_reports.capacity.report import GPU_DIMENSIONS
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.pricing.policy_file import days_of_change
+from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
+from gpuledger_reports.pricing.tenants import UNALLOCATED, Tenant, ValueFinder
+from gpuledger_reports.reading.times import Window, day_of
+from gpuledger_reports.reading.versions import NamespaceVersion
+
+IDENTITY: Final = (
+    *("cluster", "node", "model", "mig_profile", "compute_slices", "gpu_compute_slices"),
+    *("memory_slices", "gpu_memory_slices", "allocated_pod_state", "allocated_pod_uid"),
+    *("allocated_namespace", "allocated_pod", "allocated_job_id"),
+)
+"""The columns of a row of allocated time from which its descriptions are found."""
+IDENTITY_HASH: Final = f"hash({', '.join(IDENTITY)})"
+HOLDER: Final = """CASE category
+    WHEN 'idle' THEN CASE
+        WHEN allocated_job_id IS NOT NULL THEN hash(cluster, 'job', allocated_job_id)
+        WHEN allocated_pod_uid IS NOT NULL THEN hash(cluster, node, allocated_pod_uid)
+        WHEN allocated_pod IS NOT NULL
+        THEN hash(cluster, node, allocated_namespace, allocated_pod) END
+    WHEN 'pod' THEN CASE pod_state WHEN 'known' THEN hash(cluster, node, pod_uid) END
+    WHEN 'job' THEN hash(cluster, 'job', job_id)
+    WHEN 'host' THEN 0 END"""
+"""SQL of a row's holder. It is null for time that is not allocated, or whose allocation is unknown,
+and for use by a process or pod that was unknown when the row was written. A job may have devices on
+several nodes."""
+HOLDER_NAME: Final = "coalesce('job/' || allocated_job_id, allocated_pod)"
+WORKLOAD: Final = (
+    "coalesce('job/' || allocated_job_id, allocated_owner_kind || '/' || allocated_owner_name,"
+    " 'Pod/' || allocated_pod)"
+)
+"""SQL of the workload of an allocation: the kind and name of the pod's owner, or the pod itself."""
+_TEAM: Final = """to_json({'cluster': cluster, 'namespace': allocated_namespace,
+    'pod': allocated_pod, 'owner_kind': allocated_owner_kind, 'owner_name': allocated_owner_name,
+    'job': allocated_job_id, 'labels': allocated_labels,
+    'of_namespace': [namespace_labels, namespace_annotations]})"""
+"""SQL of the facts from which `Terms` finds the team."""
+DIMENSIONS: Final[Mapping[str, str]] = {
+    **GPU_DIMENSIONS,
+    "namespace": "allocated_namespace",
+    "workload": WORKLOAD,
+    "team": _TEAM,
+}
+PRICED: Final = (
+    *("cluster", "model", "mig_profile", "compute_slices", "gpu_compute_slices"),
+    *("node_pool", "instance_type", "zone", "region", "capacity_type"),
+)
+"""The columns of a device from which its price is found."""
+
+
+def identities_sql(usage: str, period: str) -> str:
+    """Return the SQL that makes `identities`: the columns of each identity in a window."""
+    columns = ", ".join(f"any_value({name}) AS {name}" for name in IDENTITY)
+    return f"""
+CREATE OR REPLACE TEMP TABLE identities AS
+SELECT {IDENTITY_HASH} AS identity, {columns} FROM {usage}_unnamed
+WHERE {period} >= make_timestamptz($begin_us) AND {period} < make_timestamptz($end_us)
+    AND category = 'idle'
+GROUP BY identity
+"""  # noqa: S608  # our own names
+
+
+def named_sql(sums: str) -> str:
+    """Return the SQL of sums with the descriptions of their allocations and nodes at `hour`.
+
+    `sums` is a table with the columns `identity` and `hour`.
+    """
+    empty = empty_relation(USAGE_HOURLY)
+    rows = f"(FROM {sums} JOIN identities USING (identity) UNION ALL BY NAME FROM {empty})"
+    joined = {table.name: table.name for table in (PODS, NODES, NAMESPACES)}
+    return f"({usage_sql(USAGE_HOURLY.name, {USAGE_HOURLY.name: rows, **joined})})"
+
+
+class Terms:
+    """The prices of devices and the teams of pods in a window, by the rules of bills."""
+
+    def __init__(self, policy: BillPolicy, window: Window) -> None:
+        self._policy, self._book = policy, PriceBook(policy)
+        first, last = day_of(window.begin_us), day_of(window.end_us - 1)
+        changes = (day for day in days_of_change(policy) if first < day <= last)
+        self._days = [first, *sorted(changes)]
+        self._unpriced: dict[str, float] = defaultdict(float)
+
+    @property
+    def currency(self) -> str:
+        """The currency of prices."""
+        return self._policy.currency
+
+    def since_sql(self, time: str) -> str:
+        """Return the SQL of the day since which prices and teams have been the same at a time."""
+        cases = [f"WHEN {time} >= TIMESTAMPTZ '{day} 00:00:00Z' THEN DATE '{day}'"
+                 for day in self._days[:0:-1]]  # fmt: skip
+        return f"CASE {' '.join((*cases, ''))}WHEN true THEN DATE '{self._days[0]}' END"
+
+    def price(self, row: Mapping[str, Any], hours: float = 0.0) -> Fraction | None:
+        """Return the price of a GPU-hour, or `None`; `row` has `since` and the columns `PRICED`.
+
+        `hours` are counted for the note on GPUs without a price.
+        """
+        rate = self._book.rate_of(_traits(row), row["since"])
+        if rate.price is None:
+            if hours:
+                self._unpriced[row["model"] or "an unknown model"] += hours
+            return None
+        return rate.per_gpu_hour
+
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence on the currency, and one on the GPUs without a price."""
+        yield f"Costs are in {self.currency}."
+        if hours := sum(self._unpriced.values()):
+            models = ", ".join(sorted(self._unpriced))
+            yield f"{hours:,.1f} GPU-hours have no cost, because no price matches: {models}."
+
+    def named(self, name: str, value: str | None, row: Mapping[str, Any]) -> str | None:
+        """Return the value of a dimension as it is shown, from its value in SQL."""
+        if name != "team" or value is None:
+            return value
+        facts = msgspec.json.decode(value, type=dict[str, Any])
+        namespace = NamespaceVersion(0, None, *facts.pop("of_namespace"))
+        tenant = Tenant((), "pod" if facts["job"] is None else "job", **facts)
+        finder = ValueFinder(tenant, _traits(row), namespace, row["since"], self._policy)
+        return finder.value(name) or UNALLOCATED
+
+
+def _traits(row: Mapping[str, Any]) -> DeviceTraits:
+    return DeviceTraits(node="", **{name: row[name] for name in PRICED})
+
+
+def rows_of(
+    found: duckdb.DuckDBPyConnection | duckdb.DuckDBPyRelation,
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a result, with values by column."""
+    columns = [column[0] for column in found.description]
+    while rows := found.fetchmany(10_000):
+        yield from (dict(zip(columns, row, strict=True)) for row in rows)

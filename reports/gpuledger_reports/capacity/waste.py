@@ -1,0 +1,344 @@
+"""The report `waste`: allocated time of GPUs that nobody used, by workload or team.
+
+A minute of a pod is idle if none of the devices that are allocated to it ran its kernels. A minute
+is not idle if the use of one of the devices is unknown, or if an unknown process used one of them.
+An idle stretch is a sequence of idle minutes in the window.
+
+A limit of idle minutes would have reclaimed the part of each idle stretch after the limit. The
+stretches are exact to the minute, from the bitmaps of `usage_hourly`.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any, Final
+
+import duckdb
+
+from gpuledger.store.distributions import ALLOCATED, BUSY, GIB, MEMORY, USED
+from gpuledger_reports.capacity.allocations import (
+    DIMENSIONS,
+    HOLDER,
+    HOLDER_NAME,
+    IDENTITY_HASH,
+    PRICED,
+    Terms,
+    identities_sql,
+    named_sql,
+    rows_of,
+)
+from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, one_of
+from gpuledger_reports.pricing.money import minor_digits
+from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
+
+LIMITS: Final = (30, 60, 120)
+"""Minutes."""
+_RECLAIMED: Final = tuple(f"reclaimed_{limit}" for limit in LIMITS)
+_AMOUNTS: Final = ("allocated", "unused", "held", *_RECLAIMED)
+_WHOLE_HOUR: Final = (1 << 60) - 1
+_SLICE_DAYS: Final = 4
+"""The days that are in memory at once."""
+_PARTIES: Final = f"""
+CREATE OR REPLACE TEMP TABLE parties AS
+SELECT hash(cluster, node, gpu_uuid) AS device, epoch(hour)::BIGINT // 3600 AS hour,
+    {HOLDER} AS holder, max(CASE category WHEN 'idle' THEN {IDENTITY_HASH} END) AS identity,
+    sum(allocated_gpu_hours) AS allocated_hours,
+    sum(gpu_hours) FILTER (category = 'idle') AS unused_hours,
+    sum(allocated_gpu_hours) FILTER (allocated_pod_state = 'unknown') AS unknown_hours,
+    sum(allocated_gpu_hours) FILTER (busy_ns IS NULL) AS unmeasured_hours,
+    bit_or({ALLOCATED}) AS allocated,
+    coalesce(bit_or({USED}) FILTER (category <> 'idle'), 0) AS used,
+    -- The GPU-hours of an allocated minute: at most those of the whole device.
+    least(any_value(device_fraction) / 60,
+        sum((allocated_ns - coalesce(unresponsive_ns, 0)) * device_fraction)
+        / 3.6e12 / nullif(bit_count(bit_or({ALLOCATED})), 0)) AS minute_hours,
+    -- Minutes without kernels of processes that held memory, and their mean memory in this hour.
+    max({BUSY.columns[0]}) FILTER (category <> 'idle' AND memory_byte_ns > 0) AS still_minutes,
+    sum(memory_byte_ns) FILTER (category <> 'idle')::DOUBLE / {GIB} / 6e10
+        / nullif(max(CASE WHEN category <> 'idle' AND {BUSY.columns[0]} > 0
+            THEN {" + ".join(MEMORY.columns)} END), 0) AS gib
+FROM usage_hourly_unnamed
+WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
+GROUP BY ALL
+"""  # noqa: S608  # our own names
+"""SQL of the hours of each device by holder, with the hours of nobody and of unknown users."""
+_DEVICES: Final = """
+CREATE OR REPLACE TEMP TABLE devices AS
+SELECT parties.*, allocated & ~parties.used & ~coalesce(unknown.used, 0) AS idle
+FROM parties LEFT JOIN (
+    SELECT device, hour, bit_or(used) AS used
+    FROM parties WHERE holder IS NULL AND used <> 0 GROUP BY ALL
+) AS unknown USING (device, hour)
+WHERE holder IS NOT NULL AND allocated_hours > 0
+"""
+_OPEN: Final = "CREATE OR REPLACE TEMP TABLE open_stretches (holder UBIGINT, begin BIGINT)"
+_STRETCHES: Final = f"""
+CREATE OR REPLACE TEMP TABLE stretches AS
+WITH holders AS (
+    SELECT holder, hour, bit_and(coalesce(idle, 0)) AS idle FROM devices GROUP BY ALL
+    HAVING bit_and(coalesce(idle, 0)) <> 0
+), borders AS (
+    SELECT holder, hour, idle = {_WHOLE_HOUR} AS is_whole,
+        CASE WHEN is_whole THEN [0] ELSE list_filter(range(60),
+            lambda each: ((idle & ~(idle << 1)) >> each) & 1 = 1) END AS begins,
+        CASE WHEN is_whole THEN [59] ELSE list_filter(range(60),
+            lambda each: ((idle & ~(idle >> 1)) >> each) & 1 = 1) END AS lasts
+    FROM holders
+), runs AS (
+    SELECT holder, hour, hour * 60 + unnest(begins) AS first_minute,
+        hour * 60 + unnest(lasts) + 1 AS end_minute
+    FROM borders
+    UNION ALL SELECT holder, NULL, begin, $begin_us // 60000000 FROM open_stretches
+), marked AS (
+    SELECT *, first_minute IS DISTINCT FROM lag(end_minute) OVER history AS is_new
+    FROM runs WINDOW history AS (PARTITION BY holder ORDER BY first_minute)
+), numbered AS (
+    SELECT *, sum(is_new::INTEGER) OVER history AS number
+    FROM marked WINDOW history AS (PARTITION BY holder ORDER BY first_minute)
+)
+SELECT *, min(first_minute) OVER stretch AS stretch_begin,
+    max(end_minute) OVER stretch AS stretch_end
+FROM numbered WINDOW stretch AS (PARTITION BY holder, number)
+"""  # noqa: S608  # our own names
+"""SQL of the idle minutes of holders: a row for each sequence in an hour, with its stretch. A row
+without an hour is the part of a stretch before the slice."""
+_CONTINUED: Final = """
+CREATE OR REPLACE TEMP TABLE open_stretches AS
+SELECT DISTINCT holder, stretch_begin AS begin FROM stretches
+WHERE stretch_end = $end_us // 60000000
+"""
+_MINUTES: Final = """
+CREATE OR REPLACE TEMP MACRO minutes(hour, begin_minute, end_minute) AS
+    CASE WHEN end_minute > begin_minute
+        THEN ((1::BIGINT << (end_minute - begin_minute)) - 1) << (begin_minute - hour * 60)
+        ELSE 0 END
+"""
+_DAY_SUMS: Final = f"""
+WITH reclaimed AS (
+    SELECT holder, hour,
+        max_by({{'begin': stretch_begin, 'end': stretch_end}},
+            (stretch_end - stretch_begin, -stretch_begin)) AS stretch,
+        {
+    ", ".join(
+        f"bit_or(minutes(hour, greatest(first_minute, stretch_begin + {limit}), end_minute))"
+        f" AS reclaimed_{limit}"
+        for limit in LIMITS
+    )
+}
+    FROM stretches WHERE hour IS NOT NULL GROUP BY ALL
+), held AS (
+    SELECT *, least(coalesce(still_minutes, 0), bit_count(idle)) AS held_minutes FROM devices
+)
+SELECT identity, make_timestamptz(min(hour) * 3600000000) AS hour,
+    sum(allocated_hours) AS allocated, sum(unused_hours) AS unused, count(allocated) AS known_hours,
+    sum(held_minutes * minute_hours) AS held, sum(held_minutes * gib) AS held_gib_minutes,
+    sum(held_minutes) FILTER (gib IS NOT NULL) AS held_minutes,
+    {
+    ", ".join(
+        f"sum(minute_hours * bit_count(allocated & reclaimed_{limit})) AS reclaimed_{limit}"
+        for limit in LIMITS
+    )
+},
+    max_by(stretch, (stretch.end - stretch.begin, -stretch.begin))
+        FILTER (stretch IS NOT NULL) AS stretch
+FROM held LEFT JOIN reclaimed USING (holder, hour) GROUP BY identity, hour // 24
+"""  # noqa: S608  # as above
+_SUMMED: Final = (
+    *("allocated", "unused", "held", "held_gib_minutes", "held_minutes", "known_hours"),
+    *(f"reclaimed_{limit}" for limit in LIMITS),
+)
+_UNKNOWN: Final = """
+SELECT count(DISTINCT hour) AS hours, sum(unknown_hours) AS unknown,
+    sum(unmeasured_hours) AS unmeasured,
+    sum(allocated_hours) FILTER (holder IS NOT NULL AND allocated IS NULL
+        AND unmeasured_hours IS NULL) AS without_minutes
+FROM parties
+"""
+_REASONS: Final[Mapping[str, str]] = {
+    "unknown": "may be allocated, but the kubelet did not answer; the table does not have them",
+    "unmeasured": "are allocated, but their use is unknown; they do not count as unused",
+    "without_minutes": "are of hours whose minutes an earlier version of gpuledger did not record;"
+    " their idle stretches are unknown",
+}
+_COLUMNS: Final[Mapping[str, str]] = {
+    "allocated_gpu_hours": "Allocated GPU-h",
+    "unused_gpu_hours": "Unused GPU-h",
+    "unused_ratio": "Unused",
+    "unused_cost": "Unused cost",
+    "longest_idle_hours": "Longest idle h",
+    "longest_idle_begin": "",
+    "longest_idle_end": "",
+    "longest_idle_pod": "",
+    "held_gpu_hours": "",
+    "held_gib": "GiB held idle",
+    **{f"reclaimed_{limit}_gpu_hours": "" for limit in LIMITS},
+    **{f"reclaimed_{limit}_cost": f"Cost > {limit} min" for limit in LIMITS},
+    "currency": "",
+}
+
+
+@dataclass(kw_only=True)
+class Waste:
+    """The sums of one row of the report."""
+
+    hours: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_AMOUNTS, 0.0))
+    costs: dict[str, float] = field(default_factory=dict)
+    """Empty if no device has a price."""
+    known_hours: int = 0
+    """Number of hours of devices whose minutes are known."""
+    held_minutes: float = 0
+    held_gib_minutes: float = 0.0
+    longest: tuple[int, int, str] | None = None
+    """Its length, its begin and the pod; times are in minutes."""
+
+    def add(self, row: Mapping[str, Any], price: Fraction | None) -> None:
+        """Add the sums of devices with one price."""
+        for name in _AMOUNTS:
+            self.hours[name] += row[name] or 0.0
+            if price is not None:
+                cost = (row[name] or 0.0) * float(price)
+                self.costs[name] = self.costs.get(name, 0.0) + cost
+        self.known_hours += row["known_hours"]
+        self.held_minutes += row["held_minutes"] or 0
+        self.held_gib_minutes += row["held_gib_minutes"] or 0.0
+        if row["longest"]:
+            begin, end, pod = row["longest"].values()
+            found = (end - begin, -begin, pod)
+            self.longest = max(self.longest or found, found)
+
+    def rank(self, limit: int) -> tuple[float, ...]:
+        """Return the order of the row: by the money that a limit would have reclaimed."""
+        reclaimed = f"reclaimed_{limit}"
+        known = (self.costs.get(name, 0.0) for name in (reclaimed, "unused"))
+        return (*(-cost for cost in known), -self.hours[reclaimed], -self.hours["unused"])
+
+    def row(self, currency: str) -> Row:
+        """Return the values of the report's columns."""
+        hours, digits = self.hours, minor_digits(currency)
+        found: Row = {
+            **{f"{name}_gpu_hours": round(amount, 2) for name, amount in hours.items()},
+            **{f"{name}_cost": round(cost, digits) for name, cost in self.costs.items()},
+            "unused_ratio": round(hours["unused"] / hours["allocated"], 4),
+            "currency": currency,
+        }
+        if self.held_minutes:
+            found["held_gib"] = round(self.held_gib_minutes / self.held_minutes, 2)
+        if self.longest:
+            length, before, pod = self.longest
+            found |= {
+                "longest_idle_hours": round(length / 60, 2),
+                "longest_idle_begin": _time(-before),
+                "longest_idle_end": _time(length - before),
+                "longest_idle_pod": pod,
+            }
+        of_minutes = ("held", "reclaimed")
+        return {
+            name: None if not self.known_hours and name.startswith(of_minutes) else found.get(name)
+            for name in _COLUMNS
+        }
+
+
+def read_waste(
+    connection: duckdb.DuckDBPyConnection, question: Question
+) -> tuple[dict[tuple[str | None, ...], Waste], list[str]]:
+    """Return the waste by the values of the dimensions, and what could not be known."""
+    terms, unknown = Terms(question.policy, question.window), Counter[str]()
+    connection.execute(identities_sql("usage_hourly", "hour"), question.window._asdict())
+    connection.execute(_MINUTES)
+    connection.execute(_OPEN)
+    kept = "CREATE OR REPLACE TEMP TABLE day_sums AS"
+    for part in question.each(_slices(question.window)):
+        connection.execute(_PARTIES, part._asdict())
+        connection.execute(_DEVICES)
+        connection.execute(_STRETCHES, {"begin_us": part.begin_us})
+        connection.execute(_CONTINUED, {"end_us": part.end_us})
+        connection.execute(f"{kept} {_DAY_SUMS}")
+        kept = "INSERT INTO day_sums"
+        (found,) = rows_of(connection.sql(_UNKNOWN))
+        unknown.update({name: amount or 0 for name, amount in found.items()})
+        connection.execute("DROP TABLE parties; DROP TABLE devices; DROP TABLE stretches")
+    waste: dict[tuple[str | None, ...], Waste] = defaultdict(Waste)
+    for row in rows_of(connection.sql(_sums_sql(question.by, terms))):
+        key = tuple(terms.named(name, row[f"by_{name}"], row) for name in question.by)
+        waste[key].add(row, terms.price(row, row["allocated"]))
+    return waste, [*_notes(question, unknown), *terms.notes()]
+
+
+def _sums_sql(by: Iterable[str], terms: Terms) -> str:
+    """Return the SQL of the sums by dimensions and prices."""
+    return f"""
+SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in by)}, {", ".join(PRICED)},
+    {terms.since_sql("hour")} AS since, {", ".join(f"sum({name}) AS {name}" for name in _SUMMED)},
+    max_by({{'begin': stretch.begin, 'end': stretch.end, 'pod': {HOLDER_NAME}}},
+        (stretch.end - stretch.begin, -stretch.begin, {HOLDER_NAME}))
+        FILTER (stretch IS NOT NULL) AS longest
+FROM {named_sql("day_sums")} GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+def _slices(window: Window) -> list[Window]:
+    length = _SLICE_DAYS * DAY_US
+    return [
+        Window(begin_us, min(begin_us + length, window.end_us))
+        for begin_us in range(window.begin_us, window.end_us, length)
+    ]
+
+
+def _notes(question: Question, unknown: Mapping[str, Any]) -> Iterable[str]:
+    hours = (question.window.end_us - question.window.begin_us) // HOUR_US
+    if missing := hours - unknown["hours"]:
+        yield f"{missing} of {hours} hours have no samples."
+    for name, reason in _REASONS.items():
+        if amount := unknown[name]:
+            yield f"{amount:,.1f} GPU-hours {reason}."
+
+
+def _time(minute: int) -> str:
+    return datetime.fromtimestamp(minute * 60, tz=UTC).strftime("%Y-%m-%dT%H:%MZ")
+
+
+def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+    found, notes = read_waste(connection, question)
+    limit = int(question.options["idle_minutes"])
+    ranked = sorted(found.items(), key=lambda each: (each[1].rank(limit), str(each[0])))
+    rows: list[Row] = [
+        {**dict(zip(question.by, key, strict=True)), **waste.row(question.policy.currency)}
+        for key, waste in ranked
+        if round(waste.hours["unused"], 2)
+    ]
+    return Answer(rows=rows, notes=notes)
+
+
+REPORT: Final = Report(
+    name="waste",
+    summary="List allocated GPU time that was not used, by workload or team.",
+    about=(
+        "Unused time is allocated time in which no kernel ran, as on a bill. Time whose use or"
+        " allocation is unknown is not unused. A pod is idle in a minute if it ran no kernel on any"
+        " of its devices. `Cost > 60 min` is the cost of the minutes that a limit would have"
+        " reclaimed: the part of each idle stretch after its first 60 minutes. The first rows have"
+        " the highest such cost, by `--idle-minutes`. `GiB held idle` is the mean memory that"
+        " processes of a pod held on a device in minutes without kernels. Files have all columns,"
+        " such as the longest idle stretch with its begin, end and pod."
+    ),
+    examples={
+        "The 20 workloads whose idle pods cost most": "--prices prices.yaml --top 20",
+        "By team, with a limit of two hours": "--by team --idle-minutes 120",
+    },
+    columns=_COLUMNS,
+    texts=frozenset({"longest_idle_begin", "longest_idle_end", "longest_idle_pod", "currency"}),
+    dimensions=DIMENSIONS,
+    default_by="cluster,namespace,workload",
+    has_money=True,
+    options={
+        "idle_minutes": Option(
+            help="The limit by which rows are ranked: 30, 60 or 120.",
+            default="60",
+            parse=one_of(*map(str, LIMITS)),
+        )
+    },
+    codes=("allocated time was not used", "all allocated time was used"),
+    read=_read,
+)
