@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gpuledger_reports.capacity import fleet, fragmentation, outlook, waste
+from gpuledger_reports.capacity import fleet, fragmentation, outlook, rightsizing, waste
 from gpuledger_reports.capacity.report import Report
 from gpuledger_reports.capacity.summary import summary_of
 
-_REPORTS: Final = (fleet.REPORT, waste.REPORT, fragmentation.REPORT, outlook.REPORT)
+_REPORTS: Final = (
+    fleet.REPORT,
+    waste.REPORT,
+    rightsizing.REPORT,
+    fragmentation.REPORT,
+    outlook.REPORT,
+)
 REPORTS: Final[Mapping[str, Report]] = {
     report.name: report for report in (*_REPORTS, summary_of(_REPORTS))
 }

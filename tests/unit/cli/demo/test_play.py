@@ -22,7 +22,7 @@ from gpuledger.store.views import create_views
 from gpuledger_cli.command import main
 from gpuledger_cli.demo.play import play
 from gpuledger_cli.demo.play_command import FLEET, check_play, price_file
-from gpuledger_reports.capacity import waste
+from gpuledger_reports.capacity import rightsizing, waste
 from gpuledger_reports.capacity.report import Answer, Question, Report
 from gpuledger_reports.pricing.billing import Bill, BillMaker
 from gpuledger_reports.pricing.closing import refusals_of
@@ -213,6 +213,19 @@ def test_unused_time_costs_as_much_as_on_the_bill(store: PlayedStore) -> None:
     }
     costs = {(row["namespace"], row["workload"]): row["unused_cost"] for row in found}
     assert costs == {key: pytest.approx(cost, abs=0.0051) for key, cost in of_bill.items()}
+
+
+def test_only_the_oversized_workload_is_recommended_to_shrink(store: PlayedStore) -> None:
+    first, *others = store.answer(rightsizing.REPORT, history=2, explain=None).rows
+    assert (first["workload"], first["gpus"], first["used_gpus"]) == ("Deployment/rerank", 2, 1)
+    assert first["recommendation"] == "1 x NVIDIA H100 80GB HBM3 2g.20gb"
+    minutes = sum(
+        2 * (pod.end - pod.start) for pod in store.plan.pods if pod.workload.name == "rerank"
+    )
+    assert first["saved_gpu_hours"] == pytest.approx(minutes / 60 * (1 - 1 / 7), abs=0.0051)
+    assert {row["recommendation"] for row in others} == {None}
+    notes = {row["workload"]: row["note"] for row in others}
+    assert notes["StatefulSet/notebook-ada"] == "never used; see the report waste"
 
 
 def test_progress_is_reported_for_each_day(store: PlayedStore) -> None:

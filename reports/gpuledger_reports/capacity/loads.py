@@ -1,0 +1,252 @@
+"""The load of workloads on their devices, from the buckets of `usage_daily`.
+
+The load is that of the devices that a pod used at least once; minutes without a row of use count as
+0 %. Devices that a pod never used are only counted, because they would hide the load of the others.
+A pod that used none of its devices has a load of 0 %.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import duckdb
+
+from gpuledger.store.distributions import (
+    BUSY,
+    DISTRIBUTIONS,
+    DRAM,
+    GIB,
+    MEMORY,
+    MEMORY_MAX,
+    Distribution,
+)
+from gpuledger_reports.capacity.allocations import (
+    DIMENSIONS,
+    HOLDER,
+    IDENTITY_HASH,
+    PRICED,
+    Terms,
+    identities_sql,
+    named_sql,
+    rows_of,
+)
+from gpuledger_reports.capacity.fitting import Device, Load, Percentiles
+from gpuledger_reports.reading.times import Window
+
+BY: Final = ("cluster", "namespace", "workload")
+QUANTITIES: Final = {"utilization": BUSY, "memory": MEMORY, "bandwidth": DRAM}
+"""In the order of the fields of `Load`."""
+_PERCENTS: Final = (50, 95, 99, 100)
+_MIG_MEMORY: Final = 0.95
+"""The part of its slices' memory that a MIG instance can use; some profiles have a little more."""
+_EXCLUSIVE: Final = 0.9
+"""The least part of a device that counts as the whole device."""
+_BUCKETS: Final = tuple(column for each in DISTRIBUTIONS for column in each.columns)
+_WINDOW: Final = "day >= make_timestamptz($begin_us) AND day < make_timestamptz($end_us)"
+_IS_KNOWN: Final = f"category = 'idle' AND {BUSY.columns[0]} IS NOT NULL"
+_DEVICES: Final = f"""
+CREATE OR REPLACE TEMP TABLE device_loads AS
+SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS since,
+    max(CASE category WHEN 'idle' THEN {IDENTITY_HASH} END) AS identity,
+    sum(allocated_gpu_hours) AS hours, min(day) AS hour,
+    min(day) FILTER ({_IS_KNOWN}) AS first_day, max(day) FILTER ({_IS_KNOWN}) AS last_day,
+    sum({" + ".join(BUSY.columns)}) FILTER (category = 'idle') AS minutes,
+    sum(allocated_ns - coalesce(unresponsive_ns, 0)) FILTER (category = 'idle') / 6e10 / minutes
+        AS share,
+    sum(busy_ns) FILTER (category <> 'idle') > 0 AS is_used,
+    max({MEMORY_MAX}) FILTER (category <> 'idle') AS most_memory,
+    {", ".join(f"sum({name}) FILTER (category <> 'idle') AS {name}" for name in _BUCKETS)}
+FROM usage_daily_unnamed WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
+GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
+"""  # noqa: S608  # our own names
+"""SQL of the load of each device by holder."""
+_LOADS: Final = f"""
+CREATE OR REPLACE TEMP TABLE loads AS
+WITH holders AS (
+    SELECT holder, count(DISTINCT device) AS gpus,
+        count(DISTINCT device) FILTER (is_used) AS used_gpus
+    FROM device_loads GROUP BY holder
+), unknown AS (
+    SELECT hash(cluster, node, gpu_uuid) AS device, day,
+        sum({" + ".join(BUSY.columns[1:])}) AS minutes
+    FROM usage_daily_unnamed WHERE {_WINDOW} AND category <> 'idle' AND {HOLDER} IS NULL
+    GROUP BY ALL
+), disturbed AS (
+    SELECT holder, device, since, sum(unknown.minutes) AS unknown_minutes
+    FROM device_loads JOIN unknown USING (device) WHERE day BETWEEN first_day AND last_day
+    GROUP BY ALL
+), held AS (
+    SELECT *, bool_or(coalesce(is_used, false)) OVER (PARTITION BY holder, device)
+        OR used_gpus = 0 AS has_load
+    FROM device_loads JOIN holders USING (holder) LEFT JOIN disturbed USING (holder, device, since)
+)
+SELECT identity, since, gpus, max(used_gpus) AS used_gpus, sum(hours) AS hours,
+    min(hour) AS hour, min(first_day) AS first_day, max(last_day) AS last_day, max(share) AS share,
+    sum(minutes) FILTER (has_load) AS minutes, sum(unknown_minutes) AS unknown_minutes,
+    max(most_memory) FILTER (NOT has_load) AS unused_memory,
+    max(most_memory) FILTER (has_load) AS most_memory,
+    {", ".join(f"sum({name}) FILTER (has_load) AS sum_{name}" for name in _BUCKETS)}
+FROM held GROUP BY identity, since, gpus
+"""  # noqa: S608  # as above
+"""SQL of the sums of allocations, by price and by the number of devices of the pod."""
+_WORKLOADS: Final = f"""
+SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in BY)}, {", ".join(PRICED)},
+    memory_slices, gpu_memory_slices, since, gpus, max(used_gpus) AS used_gpus,
+    sum(hours) AS hours, min(first_day)::DATE AS first_day, max(last_day)::DATE AS last_day,
+    max(share) AS share, sum(minutes) AS minutes, sum(unknown_minutes) AS unknown_minutes,
+    max(unused_memory) AS unused_memory, max(most_memory) AS most_memory,
+    {", ".join(f"sum(sum_{name}) AS {name}" for name in _BUCKETS)}
+FROM {named_sql("loads")} GROUP BY ALL
+"""  # noqa: S608  # as above
+"""SQL of the sums of workloads, by price and by the number of devices of their pods."""
+_ONE_A_NODE: Final = """(
+    SELECT min(identity) AS identity, make_timestamptz($begin_us) AS hour FROM identities
+    WHERE mig_profile IS NULL AND compute_slices IS NOT DISTINCT FROM gpu_compute_slices
+    GROUP BY cluster, node, model
+)"""
+_WHOLE_GPUS: Final = f"""
+SELECT DISTINCT {", ".join(PRICED)} FROM {named_sql(_ONE_A_NODE)}
+WHERE model IS NOT NULL ORDER BY ALL
+"""  # noqa: S608  # as above
+_MEMORY: Final = """
+SELECT model, min(memory_total_bytes) FROM inventory WHERE memory_total_bytes > 0 GROUP BY model
+"""
+
+
+@dataclass(kw_only=True)
+class Workload:
+    """The sums of a workload on one kind of device."""
+
+    key: tuple[str | None, ...]
+    device: Device
+    parts: list[Mapping[str, Any]] = field(default_factory=list)
+    """Its rows, by price and by the number of devices of its pods."""
+
+    def _sum(self, name: str) -> float:
+        return sum(part[name] or 0 for part in self.parts)
+
+    def _most(self, name: str) -> float:
+        return max(part[name] or 0 for part in self.parts)
+
+    @property
+    def hours(self) -> float:
+        """Its allocated GPU-hours."""
+        return self._sum("hours")
+
+    @property
+    def minutes(self) -> int:
+        """Its minutes on devices with known use."""
+        return int(self._sum("minutes"))
+
+    @property
+    def gpus(self) -> int:
+        """The largest number of devices of a pod."""
+        return int(self._most("gpus"))
+
+    @property
+    def used_gpus(self) -> int:
+        """The largest number of devices that a pod used."""
+        return int(self._most("used_gpus"))
+
+    @property
+    def needed_gpus(self) -> int | None:
+        """The number of devices that suffices, if each pod has more; otherwise `None`."""
+        needed = max(1, self.used_gpus)
+        return needed if all(part["gpus"] > needed for part in self.parts) else None
+
+    @property
+    def unused_gib(self) -> float:
+        """The largest memory on a device that was never used."""
+        return self._most("unused_memory") / GIB
+
+    @property
+    def history_days(self) -> int:
+        """The days from its first to its last day with known use."""
+        firsts = [part["first_day"] for part in self.parts if part["first_day"]]
+        lasts = [part["last_day"] for part in self.parts if part["last_day"]]
+        return (max(lasts) - min(firsts)).days + 1 if firsts else 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its pods have only parts of devices."""
+        return self._most("share") < _EXCLUSIVE
+
+    @property
+    def unknown_ratio(self) -> float:
+        """The part of the minutes with use by unknown processes."""
+        return self._sum("unknown_minutes") / self.minutes if self.minutes else 0.0
+
+    def load(self) -> Load | None:
+        """Return its load; `None` if its use or its memory is not known."""
+        counts = {
+            name: [int(self._sum(column)) for column in each.columns]
+            for name, each in QUANTITIES.items()
+        }
+        known = sum(counts["utilization"])
+        for of_quantity in counts.values():
+            if sum(of_quantity) or not known:
+                # No process was on the device in the other minutes.
+                of_quantity[0] += max(0, self.minutes - known)
+        busy, memory, bandwidth = (
+            self._percentiles(each, counts[name]) for name, each in QUANTITIES.items()
+        )
+        if busy is None or memory is None:
+            return None
+        most = self._most("most_memory") / GIB
+        return Load(
+            busy=busy,
+            memory_gib=Percentiles(*(min(most, value) for value in memory)),
+            bandwidth=bandwidth if known else None,
+        )
+
+    @staticmethod
+    def _percentiles(each: Distribution, counts: Sequence[int]) -> Percentiles | None:
+        if not sum(counts):
+            return None
+        found = (each.percentile(counts, percent) for percent in _PERCENTS)
+        return Percentiles(*(float("inf") if value is None else value for value in found))
+
+
+@dataclass(kw_only=True)
+class Fleet:
+    """The workloads of a fleet, and its whole GPUs."""
+
+    workloads: list[Workload]
+    gpus: list[Mapping[str, Any]]
+    """The columns `PRICED` of each kind of whole GPU."""
+    memory: Mapping[str, int]
+    """The bytes of a model's memory."""
+
+    def device(self, row: Mapping[str, Any]) -> Device:
+        """Return the device of a row with the columns of a device and its slices."""
+        memory_part = (row["memory_slices"] or 1) / (row["gpu_memory_slices"] or 1)
+        return Device(
+            model=row["model"],
+            mig_profile=row["mig_profile"],
+            compute_part=(row["compute_slices"] or 1) / (row["gpu_compute_slices"] or 1),
+            memory_part=memory_part,
+            memory_gib=self.memory.get(row["model"], 0)
+            / GIB
+            * (memory_part if memory_part == 1 else memory_part * _MIG_MEMORY),
+        )
+
+
+def read_fleet(connection: duckdb.DuckDBPyConnection, window: Window, terms: Terms) -> Fleet:
+    """Return the workloads of whole days, in order of their names."""
+    limits = window._asdict()
+    connection.execute(identities_sql("usage_daily", "day"), limits)
+    connection.execute(_DEVICES.format(since=terms.since_sql("day")), limits)
+    connection.execute(_LOADS, limits)
+    gpus = connection.execute(_WHOLE_GPUS, {"begin_us": window.begin_us})
+    fleet = Fleet(
+        workloads=[],
+        gpus=[*rows_of(gpus)],
+        memory=dict(connection.sql(_MEMORY).fetchall()),
+    )
+    found: dict[tuple[Any, ...], Workload] = {}
+    for row in rows_of(connection.sql(_WORKLOADS)):
+        names, device = tuple(row[f"by_{name}"] for name in BY), fleet.device(row)
+        workload = found.setdefault((*names, device), Workload(key=names, device=device))
+        workload.parts.append(row)
+    fleet.workloads.extend(found[key] for key in sorted(found, key=str))
+    return fleet

@@ -1,0 +1,364 @@
+"""Rightsizing: loads against a list of all minutes, and the changes that they allow."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Final
+
+import duckdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger.errors import ArgumentError
+from gpuledger.store.distributions import BUSY, DRAM, GIB, MEMORY, Distribution
+from gpuledger.store.query import empty_relation
+from gpuledger.store.usage_schema import INVENTORY
+from gpuledger_reports.capacity.report import Answer, Question
+from gpuledger_reports.capacity.rightsizing import REPORT
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.pricing.policy_file import parse_policy
+from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
+from tests.tables import for_each
+from tests.unit.reports.capacity.views import view_usage
+from tests.unit.reports.stores import BEGIN_US, UNKNOWN, Row, Value, allocated, usage_row, used
+
+MINUTE_NS: Final = 60 * 10**9
+H100: Final = "NVIDIA H100 80GB HBM3"
+POLICY: Final = parse_policy("""
+prices:
+  - {name: h100, product: H100, per_gpu_hour: 4}
+  - {name: a100, product: A100, per_gpu_hour: 2}
+  - {name: l4, product: L4, per_gpu_hour: 1}
+""")
+
+
+@dataclass(frozen=True)
+class Minute:
+    """The use of a device by its pod in a minute: percent of it, and GiB."""
+
+    busy: int
+    gib: float = 8
+    bandwidth: int | None = None
+
+
+def buckets(of: Distribution, values: Sequence[float]) -> Row:
+    counts = Counter(bisect_left(of.bounds, value) for value in values)
+    return {column: counts[at] for at, column in enumerate(of.columns)}
+
+
+def day_of(
+    day: int, pod: str, minutes: Sequence[Minute | None], *, share: float = 1, **fields: Value
+) -> list[Row]:
+    """Return the rows of a day in which a pod had a device in these minutes.
+
+    A minute without a process is `None`.
+    """
+    there = [minute for minute in minutes if minute]
+    busy = [minute.busy if minute else 0 for minute in minutes]
+    of_device: Row = {"model": H100, **fields}
+    bandwidths = [m.bandwidth for m in there if m.bandwidth is not None]
+    rows = [
+        allocated(
+            day * 24,
+            pod,
+            round(len(minutes) * MINUTE_NS * share),
+            **of_device,
+            **buckets(BUSY, busy),
+        )
+    ]
+    if there:
+        rows.append(
+            used(
+                day * 24,
+                pod,
+                sum(busy) * MINUTE_NS // 100,
+                **of_device,
+                **buckets(BUSY, [minute.busy for minute in there]),
+                **buckets(MEMORY, [minute.gib for minute in there]),
+                **(buckets(DRAM, bandwidths) if bandwidths else {}),
+                memory_bytes_max=round(max(minute.gib for minute in there) * GIB),
+            )
+        )
+    return rows
+
+
+def sized(
+    rows: Sequence[Row],
+    *,
+    days: int = 7,
+    policy: BillPolicy = POLICY,
+    explain: str | None = None,
+    history: int = 7,
+) -> Answer:
+    memory = {H100: 80, "NVIDIA A100-SXM4-80GB": 80, "NVIDIA L4": 24}
+    with duckdb.connect() as connection:
+        view_usage(connection, "usage_daily", rows)
+        connection.execute(f"CREATE TABLE inventory AS FROM {empty_relation(INVENTORY)}")
+        for model, gib in memory.items():
+            connection.execute(
+                "INSERT INTO inventory (model, memory_total_bytes) VALUES (?, ?)",
+                [model, gib * GIB],
+            )
+        question = Question(
+            # The part of a day at each end does not count.
+            window=Window(BEGIN_US - HOUR_US, BEGIN_US + days * DAY_US + HOUR_US),
+            by=("cluster", "namespace", "workload"),
+            policy=policy,
+            options={"history": history, "explain": explain},
+        )
+        return REPORT.read(connection, question)
+
+
+def rank(values: Sequence[float], percent: int) -> float:
+    """Return the smallest value that this part of the values does not exceed."""
+    return sorted(values)[ceil(percent * len(values) / 100) - 1]
+
+
+minutes_of_a_device = st.lists(
+    st.none()
+    | st.builds(
+        Minute,
+        st.integers(0, 100),
+        st.sampled_from([0.5, 1, 1.5, 11, 79, 300]),
+        st.sampled_from([3, 50, 100]),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(st.lists(minutes_of_a_device, min_size=1, max_size=3))
+def test_percentiles_are_those_of_all_minutes_rounded_up_to_a_bound(
+    devices: list[list[Minute | None]],
+) -> None:
+    rows = [
+        row
+        for at, minutes in enumerate(devices)
+        for row in day_of(at, "chat", minutes, gpu=f"GPU-{at}")
+    ]
+    (found,) = sized(rows).rows
+    is_used = [any(minute and minute.busy for minute in minutes) for minutes in devices]
+    counted = [
+        minute
+        for minutes, counts in zip(devices, is_used, strict=True)
+        for minute in minutes
+        if counts or not any(is_used)
+    ]
+    assert (found["gpus"], found["used_gpus"]) == (len(devices), sum(is_used))
+    most = max((minute.gib for minute in counted if minute), default=0)
+    for name, percent in (("p50", 50), ("p95", 95), ("p99", 99), ("max", 100)):
+        busy = rank([minute.busy if minute else 0 for minute in counted], percent)
+        gib = rank([minute.gib if minute else 0 for minute in counted], percent)
+        bound = next(each for each in BUSY.bounds if busy <= each)
+        assert found[f"utilization_{name}_ratio"] == bound / 100
+        of_memory = next((each for each in MEMORY.bounds if gib <= each), most)
+        assert found[f"memory_{name}_gib"] == min(most, of_memory)
+        if any(counted):
+            bandwidth = rank(
+                [minute.bandwidth or 0 if minute else 0 for minute in counted], percent
+            )
+            bound = next(each for each in DRAM.bounds if bandwidth <= each)
+            assert found[f"bandwidth_{name}_ratio"] == bound / 100
+
+
+STEADY: Final = [Minute(busy=4)] * 1440
+BUSY_DAY: Final = [Minute(busy=100, gib=70)] * 1440
+
+
+def week(pod: str, minutes: Sequence[Minute | None], **fields: Value) -> list[Row]:
+    return [row for day in range(7) for row in day_of(day, pod, minutes, **fields)]
+
+
+def only(answer: Answer) -> dict[str, Any]:
+    (row,) = answer.rows
+    return row
+
+
+def test_a_small_load_gets_the_instance_that_saves_most() -> None:
+    found = only(sized(week("chat", STEADY)))
+    assert found["recommendation"] == f"1 x {H100} 1g.10gb"
+    assert (found["recommended_gpus"], found["recommended_mig_profile"]) == (1, "1g.10gb")
+    assert found["saved_gpu_hours"] == round(168 * 6 / 7, 2)
+    assert (found["saved_cost"], found["currency"]) == (576.0, "USD")
+    assert found["risk"] == "medium"
+    assert found["risk_reasons"] == ["the bandwidth that it needs is not measured"]
+
+
+def test_a_measured_bandwidth_lowers_the_risk() -> None:
+    found = only(sized(week("chat", [Minute(busy=4, bandwidth=1)] * 1440)))
+    assert (found["risk"], found["risk_reasons"]) == ("low", [])
+
+
+def test_gpus_that_no_pod_used_are_returned() -> None:
+    rows = [
+        *week("train", BUSY_DAY),
+        *week("train", [None] * 1440, gpu="GPU-b"),
+    ]
+    found = only(sized(rows))
+    assert (found["gpus"], found["used_gpus"], found["risk"]) == (2, 1, "low")
+    assert found["recommendation"] == f"1 x {H100}"
+    assert (found["saved_gpu_hours"], found["saved_cost"]) == (168.0, 672.0)
+
+
+def test_memory_on_an_unused_gpu_is_a_risk() -> None:
+    holding = [Minute(busy=0, gib=30)] * 1440
+    found = only(sized([*week("train", BUSY_DAY), *week("train", holding, gpu="GPU-b")]))
+    assert found["risk_reasons"] == ["a GPU without use held 30 GiB"]
+
+
+def test_a_workload_needs_the_gpus_of_its_busiest_pod() -> None:
+    def of_pods(*used_gpus: int) -> list[Row]:
+        return [
+            row
+            for number, count in enumerate(used_gpus)
+            for gpu in range(3)
+            for row in week(
+                f"pod-{number}",
+                BUSY_DAY if gpu < count else [None] * 1440,
+                gpu=f"GPU-{number}-{gpu}",
+            )
+        ]
+
+    rows = sized([{**row, "allocated_pod": "w", "pod": "w"} for row in of_pods(1, 2)]).rows
+    (found,) = rows
+    assert (found["recommended_gpus"], found["saved_gpu_hours"]) == (2, 2 * 168.0)
+    (found,) = sized([{**row, "allocated_pod": "w", "pod": "w"} for row in of_pods(1, 3)]).rows
+    assert (found["recommendation"], found["note"]) == (None, "fits")
+
+
+def test_another_model_of_the_cluster_is_recommended_if_it_saves_more() -> None:
+    rows = [
+        *week("light", [Minute(busy=5, gib=20, bandwidth=1)] * 1440),
+        *week("other", [None] * 1440, gpu="GPU-l4", model="NVIDIA L4"),
+    ]
+    found = sized(rows).rows[0]
+    assert found["recommendation"] == "1 x NVIDIA L4"
+    assert (found["saved_gpu_hours"], found["saved_cost"]) == (168.0, 168 * 3.0)
+    assert found["risk_reasons"] == ["the speed of another model is taken from data sheets"]
+    elsewhere = [{**row, "cluster": "lab"} if row["model"] != H100 else row for row in rows]
+    assert sized(elsewhere).rows[0]["recommended_model"] == H100
+
+
+def test_without_prices_only_gpu_hours_of_the_same_model_are_saved() -> None:
+    rows = [
+        *week("light", [Minute(busy=5, gib=20, bandwidth=1)] * 1440),
+        *week("other", [None] * 1440, gpu="GPU-l4", model="NVIDIA L4"),
+    ]
+    answer = sized(rows, policy=BillPolicy())
+    found = answer.rows[0]
+    assert (found["recommended_model"], found["saved_gpu_hours"]) == (H100, 96.0)
+    assert (found["saved_cost"], found["currency"]) == (None, None)
+    assert answer.notes[-1].startswith("336.0 GPU-hours have no cost")
+
+
+A_THIRD: Final[Mapping[str, Any]] = {
+    "gpu": "MIG-1",
+    "mig_profile": "3g.40gb",
+    "compute_slices": 3,
+    "gpu_compute_slices": 7,
+    "memory_slices": 4,
+    "gpu_memory_slices": 8,
+}
+
+
+def test_an_instance_may_become_smaller() -> None:
+    found = only(sized(week("chat", [Minute(busy=5, gib=8, bandwidth=1)] * 1440, **A_THIRD)))
+    assert found["recommended_mig_profile"] == "1g.10gb"
+    assert found["saved_gpu_hours"] == round(168 * 2 / 7, 2)
+
+
+@for_each(
+    "rows, note",
+    [
+        (week("chat", BUSY_DAY), "fits"),
+        (week("chat", STEADY)[:-2], "history of 6 days; 7 are needed"),
+        (week("chat", STEADY, share=1 / 4), "shares its GPUs"),
+        (week("chat", [None] * 1440), "never used; see the report waste"),
+        (week("chat", [Minute(0)] * 1440), "never used; see the report waste"),
+        (
+            [allocated(24 * day, "chat", busy_ns=None, model=H100) for day in range(7)],
+            "its use is not known",
+        ),
+        (
+            [
+                *week("chat", STEADY),
+                *(
+                    usage_row(24 * day, category="unattributed", model=H100, **counts)
+                    for day in range(7)
+                    for counts in [buckets(BUSY, [50] * 144)]
+                ),
+            ],
+            "10 % of its minutes have use by unknown processes",
+        ),
+    ],
+)
+def test_a_workload_that_fits_or_is_not_known_gets_no_recommendation(
+    rows: list[Row], note: str
+) -> None:
+    answer = sized(rows)
+    found = only(answer)
+    assert (found["recommendation"], found["saved_gpu_hours"], found["risk"]) == (None,) * 3
+    assert found["note"] == note
+    assert not answer.is_found
+
+
+def test_days_without_counts_of_minutes_are_no_history() -> None:
+    old = [allocated(24 * day, "chat", model=H100) for day in range(6)]
+    assert only(sized([*old, *day_of(6, "chat", STEADY)]))["history_days"] == 1
+
+
+def test_a_job_is_explained_by_its_number() -> None:
+    rows = [
+        {**row, "allocated_job_id": "77", "allocated_pod_state": None, "allocated_pod_uid": None,
+         "allocated_namespace": None, "allocated_pod": None}
+        if row["category"] == "idle" else {**row, "category": "job", "job_id": "77"}
+        for row in week("chat", STEADY)
+    ]  # fmt: skip
+    (row,) = sized(rows, explain="job/77").rows
+    assert (row["namespace"], row["workload"], row["used_gpus"]) == (None, "job/77", 1)
+
+
+def test_time_without_an_allocation_is_no_workload() -> None:
+    assert sized([allocated(0, None, model=H100), allocated(0, UNKNOWN, model=H100)]).rows == []
+
+
+def test_the_largest_saving_comes_first() -> None:
+    rows = [
+        *week("little", STEADY[:60], gpu="GPU-a"),
+        *week("large", BUSY_DAY, gpu="GPU-b"),
+        *week("much", STEADY, gpu="GPU-c"),
+    ]
+    names = [row["workload"] for row in sized(rows).rows]
+    assert names == ["Pod/much", "Pod/little", "Pod/large"]
+
+
+def test_the_explanation_has_the_data_the_rule_and_what_speaks_against_it() -> None:
+    notes = sized(week("chat", STEADY), explain="ns/Pod/chat").notes
+    assert notes == [
+        "Whole days from 2026-10-01T00:00:00Z to 2026-10-08T00:00:00Z.",
+        f"Data: 168.0 GPU-hours of {H100} in 7 days; a pod had at most 1 and used at most 1.",
+        "Load in 10,080 minutes of used devices, as p50, p95, p99 and max:",
+        "- utilization: 5, 5, 5, 5 %",
+        "- memory: 8, 8, 8, 8 GiB",
+        "- bandwidth: not measured",
+        (
+            "Rule: p99 of memory is at most 90 % of the device's, p95 of utilization and bandwidth"
+            " at most 80 %, the saving more than 10 %, and the history at least 7 days."
+        ),
+        *notes[7:-2],
+        f"Result: 1 x {H100} 1g.10gb.",
+        "Costs are in USD.",
+    ]
+    assert notes[7] == (
+        f"1 x {H100} 1g.10gb saves 144.0 GPU-hours and 576.00 USD; risk medium: the bandwidth that"
+        " it needs is not measured."
+    )
+    assert [note.split()[6] for note in notes[8:-2]] == ["1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb"]
+
+
+def test_an_unknown_workload_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(ArgumentError, match="did you mean ns/Pod/chat"):
+        sized(week("chat", STEADY), explain="ns/Pod/chatt")
