@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gpuledger_reports.capacity import fleet, fragmentation, outlook, rightsizing, waste
+from gpuledger_reports.capacity import fleet, fragmentation, outlook, queue, rightsizing, waste
 from gpuledger_reports.capacity.report import Report
 from gpuledger_reports.capacity.summary import summary_of
 
@@ -12,6 +12,7 @@ _REPORTS: Final = (
     waste.REPORT,
     rightsizing.REPORT,
     fragmentation.REPORT,
+    queue.REPORT,
     outlook.REPORT,
 )
 REPORTS: Final[Mapping[str, Report]] = {

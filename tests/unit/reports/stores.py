@@ -116,6 +116,29 @@ def pod_row(pod: str, *, hour: float = -1, **fields: Value) -> Row:
     }
 
 
+def pending_row(pod: str, *, created: float, left: float | None = None, **fields: Value) -> Row:
+    """Return the row of the last version of a pod that waited between two hours of the first day.
+
+    By default, it requests a GPU.
+    """
+    created_us = BEGIN_US + round(created * HOUR_US)
+    left_us = None if left is None else BEGIN_US + round(left * HOUR_US)
+    return {
+        "cluster": "prod",
+        "pod_uid": f"uid-{pod}",
+        "in_force_from": created_us if left_us is None else left_us,
+        "namespace": "ns",
+        "pod": pod,
+        "requested": '{"nvidia.com/gpu":"1"}',
+        "created_time": created_us,
+        "left_time": left_us,
+        "resource_version": str(1000 + (left is not None)),
+        "kafka_partition": 0,
+        "kafka_offset": 0,
+        **fields,
+    }
+
+
 def namespace_row(namespace: str, *, hour: float = -24, **fields: Value) -> Row:
     """Return the row of a version of a namespace."""
     return {

@@ -1,0 +1,82 @@
+"""The shape of a pod: how many GPUs, MIG instances or shares it requests. Pure.
+
+A share of a GPU has a size if the request states it in percent of the GPU's cores, as with HAMi and
+Koordinator. Other shares, such as replicas under their own resource name, and resource claims have
+no known size. Replicas that are named like whole GPUs count as whole GPUs.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import orjson
+
+_MIG: Final = "mig-"
+_PROFILE: Final = re.compile(r"(?:(\d+)c\.)?(\d+)g\.\w+")
+_SLICES: Final = 7
+"""Compute slices of most GPUs that can be partitioned."""
+_GPU: Final = "nvidia.com/gpu"
+_PERCENT_EACH: Final = {
+    "nvidia.com/gpucores": _GPU,
+    "volcano.sh/vgpu-cores": "volcano.sh/vgpu-number",
+}
+"""Resources that state the percent of each share, and the resource that counts the shares."""
+_PERCENT: Final = (
+    "aliyun.com/gpu-core.percentage",
+    "koordinator.sh/gpu-core",
+    "tencent.com/vcuda-core",
+)
+"""Resources that state the percent of all shares together."""
+
+
+class Shape(NamedTuple):
+    """A kind and size of request."""
+
+    name: str
+    """`4 GPUs`, `2 x 1g.10gb`, `share` or `claim`."""
+    gpus: float | None
+    """In whole GPUs; `None` if the size is unknown."""
+
+
+def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Shape:
+    """Return the shape of a pod.
+
+    `requests` has a JSON object for each container, as in the column `requested`. `fractions` has
+    the part of a GPU that an instance of a MIG profile is; otherwise it follows from the profile.
+    """
+    amounts = Counter[str]()
+    for request in requests:
+        amounts.update({name: int(amount) for name, amount in orjson.loads(request).items()})
+    if not amounts:
+        return Shape("claim", None)
+    if set(amounts) == {_GPU}:
+        count = amounts[_GPU]
+        return Shape("1 GPU" if count == 1 else f"{count} GPUs", float(count))
+    profiles = {name: name.partition(_MIG)[2] for name in amounts if _PROFILE.search(name)}
+    if set(amounts) == set(profiles) and not any(".shared" in name for name in amounts):
+        parts = [(amounts[name], profile) for name, profile in sorted(profiles.items())]
+        return Shape(
+            " + ".join(
+                profile if count == 1 else f"{count} x {profile}" for count, profile in parts
+            ),
+            sum(count * _fraction(profile, fractions) for count, profile in parts),
+        )
+    return Shape("share", _shared_gpus(amounts))
+
+
+def _fraction(profile: str, fractions: Mapping[str, float]) -> float:
+    if profile in fractions:
+        return fractions[profile]
+    compute, whole = re.search(_PROFILE, profile).groups()  # type: ignore[union-attr]
+    return int(compute or whole) / _SLICES
+
+
+def _shared_gpus(amounts: Mapping[str, int]) -> float | None:
+    percents = [amounts[name] for name in _PERCENT if name in amounts]
+    percents += [
+        amounts[name] * amounts.get(count, 1)
+        for name, count in _PERCENT_EACH.items()
+        if name in amounts
+    ]
+    return sum(percents) / 100 if percents else None

@@ -1,0 +1,149 @@
+"""The report `queue`: how long pods waited for GPUs, and the demand that was not met."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import duckdb
+
+from gpuledger.time_ranges import write_duration
+from gpuledger_reports.capacity.report import Answer, Question, Report, Row, plain_cell
+from gpuledger_reports.capacity.waits import create_waits, unmet_by_hour
+from gpuledger_reports.reading.times import HOUR_US
+
+_COLUMNS: Final[Mapping[str, str]] = {
+    "pods": "Pods",
+    "waiting": "Waiting",
+    "waiting_gpus": "GPUs",
+    "never_scheduled": "Never scheduled",
+    "wait_p50_seconds": "Wait: p50",
+    "wait_p95_seconds": "p95",
+    "wait_p99_seconds": "p99",
+    "wait_max_seconds": "max",
+    "unmet_gpu_hours": "Unmet GPU-hours",
+    "unmet_gpus": "Unmet GPUs",
+    "unmet_gpus_max": "",
+    "unknown_size": "",
+    "reasons": "Reasons",
+}
+_NOTES: Final[Mapping[str, str]] = {
+    "waiting": "Pods that still wait: {}. They count with their wait so far, so their real waits"
+    " are longer.",
+    "never_scheduled": "Pods that were deleted before they got a node: {}. Their waits are unmet"
+    " demand, but not in the percentiles.",
+    "unknown_size": "Pods with claims or shares of unknown size: {}. They are not in the unmet"
+    " demand.",
+}
+"""The note for each column whose sum is not 0."""
+_DIMENSIONS: Final[Mapping[str, str]] = {
+    "cluster": "cluster",
+    "namespace": "namespace",
+    "workload": "concat_ws('/', namespace, owner_kind, owner_name)",
+    "shape": "shape",
+    "priority": "coalesce(priority_class, priority::VARCHAR)",
+    "queue": "queue",
+    "reason": "reason",
+}
+_SQL: Final = """
+SELECT {columns}, count(*) AS pods,
+    count(*) FILTER (state = 'waiting') AS waiting,
+    sum(gpus) FILTER (state = 'waiting') AS waiting_gpus,
+    count(*) FILTER (state = 'never_scheduled') AS never_scheduled,
+    quantile_disc(seconds, [0.5, 0.95, 0.99, 1]) FILTER (state <> 'never_scheduled') AS waited,
+    sum(unmet_gpu_hours) AS unmet_gpu_hours,
+    count(*) FILTER (gpus IS NULL) AS unknown_size,
+    histogram(reason) FILTER (reason IS NOT NULL) AS reasons
+FROM waits GROUP BY ALL
+"""
+_LONGEST: Final = """
+SELECT namespace, pod, shape, seconds, message FROM waits
+WHERE state = 'waiting' ORDER BY seconds DESC, namespace, pod LIMIT 1
+"""
+
+
+def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+    create_waits(connection, question.window)
+    columns = [f"{_DIMENSIONS[name]} AS {name}_" for name in question.by]
+    hours = (question.window.end_us - question.window.begin_us) / HOUR_US
+    by_hour = unmet_by_hour(connection, columns)
+    rows = []
+    for found in connection.execute(_SQL.format(columns=", ".join(columns))).fetchall():
+        key, amounts = found[: len(columns)], found[len(columns) :]
+        highest = max(by_hour.get(key, {}).values(), default=0.0)
+        rows.append(dict(zip(question.by, key, strict=True)) | _row(amounts, hours, highest))
+    rows.sort(key=lambda row: (-(row["unmet_gpu_hours"] or 0), -row["waiting"], -row["pods"]))
+    return Answer(rows=rows, notes=[*_notes(rows), *_longest(connection)])
+
+
+def _row(amounts: Iterable[Any], hours: float, highest: float) -> Row:
+    pods, waiting, waiting_gpus, never, waited, unmet, unknown, reasons = amounts
+    p50, p95, p99, longest = waited or [None] * 4
+    named = sorted((reasons or {}).items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "pods": pods,
+        "waiting": waiting,
+        "waiting_gpus": waiting_gpus if waiting else 0.0,
+        "never_scheduled": never,
+        "wait_p50_seconds": p50,
+        "wait_p95_seconds": p95,
+        "wait_p99_seconds": p99,
+        "wait_max_seconds": longest,
+        "unmet_gpu_hours": None if unmet is None else round(unmet, 3),
+        "unmet_gpus": None if unmet is None else round(unmet / hours, 3),
+        "unmet_gpus_max": None if unmet is None else round(highest, 3),
+        "unknown_size": unknown,
+        "reasons": ", ".join(f"{name} ({count})" for name, count in named) or None,
+    }
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    for column, text in _NOTES.items():
+        if count := sum(row[column] for row in rows):
+            yield text.format(count)
+
+
+def _longest(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    return [
+        f"{namespace}/{pod} ({shape}) has waited longest: {_duration(seconds)}"
+        + (f"; {message}" if message else "")
+        for namespace, pod, shape, seconds, message in connection.execute(_LONGEST).fetchall()
+    ]
+
+
+def _duration(seconds: float) -> str:
+    return write_duration(round(seconds * 1000))
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    if name.endswith("_seconds") and row[name] is not None:
+        return _duration(row[name])
+    return plain_cell(name, row)
+
+
+REPORT: Final = Report(
+    name="queue",
+    summary="Show how long pods waited for GPUs, and the demand that was not met.",
+    about=(
+        "A wait lasts from a pod's creation until a scheduler gives it a node. All pods that"
+        " request GPUs and waited at any time of the window count, each once. A pod that still"
+        " waits counts with its wait so far. Pods that were deleted while they waited are only in"
+        " `Never scheduled` and in the unmet demand. `Unmet GPU-hours` are the GPUs of waiting pods"
+        " over the time of their waits in the window, whatever the reason; `Unmet GPUs` is the mean"
+        " per hour. `Reasons` counts pods by the scheduler's reason that lasted longest, with the"
+        " scheduling gates, such as Kueue's. A queue is the name that a pod gives to Kueue, Volcano"
+        " or KAI Scheduler; it is unknown for pods that got a node at once. Jobs that wait in"
+        " Slurm are not included."
+    ),
+    examples={
+        "The last 30 days by namespace and shape": "",
+        "Queues with their priorities": "--by queue,priority",
+        "The ten workloads with the largest unmet demand in a week": (
+            "--by workload --window 7d --top 10"
+        ),
+    },
+    columns=_COLUMNS,
+    texts=frozenset({"reasons"}),
+    dimensions=_DIMENSIONS,
+    default_by="namespace,shape",
+    cell=_cell,
+    read=_read,
+)

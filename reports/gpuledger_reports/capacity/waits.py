@@ -1,0 +1,126 @@
+"""Reads when pods that request GPUs waited for a node, each pod once.
+
+A wait begins with the pod's creation. It ends when a scheduler gives the pod a node, or when the
+pod is deleted. Pods that podwatch saw waiting are in `pending_pods`; pods that got a node before
+that are only in `pods`, with the same times. Unmet demand is the GPUs of pods that wait, whatever
+the reason: a quota and a scheduling gate also keep a workload from GPUs that it needs.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import duckdb
+
+from gpuledger_reports.capacity.pod_shapes import read_shape
+from gpuledger_reports.reading.times import HOUR_US, Window
+
+_WAITS: Final = """
+CREATE OR REPLACE TEMP TABLE unsized_waits AS
+WITH reasons AS (
+    SELECT cluster, pod_uid, arg_max(reason, seconds) AS reason FROM (
+        SELECT cluster, pod_uid,
+            concat_ws(': ', coalesce(reason, 'no reason yet'),
+                nullif(translate(scheduling_gates, '[]"', ''), '')) AS reason,
+            sum(epoch(coalesce(valid_to, left_time, make_timestamptz($end_us)) - in_force_from))
+                AS seconds
+        FROM pending_pods GROUP BY ALL
+    ) GROUP BY ALL
+),
+waiting AS (
+    SELECT DISTINCT ON (cluster, pod_uid) * EXCLUDE (reason), reasons.reason
+    FROM pending_pods JOIN reasons USING (cluster, pod_uid) WHERE valid_to IS NULL
+),
+placed AS (
+    SELECT cluster, pod_uid, any_value(node) AS node, any_value(namespace) AS namespace,
+        any_value(pod) AS pod, any_value(owner_kind) AS owner_kind,
+        any_value(owner_name) AS owner_name, any_value(priority) AS priority,
+        any_value(priority_class) AS priority_class, min(created_time) AS created_time,
+        max(scheduled_time) AS scheduled_time, min(in_force_from) AS seen_time,
+        list(DISTINCT {'container': container, 'requested': requested})
+            FILTER (container IS NOT NULL AND requested IS NOT NULL) AS containers
+    FROM pods GROUP BY ALL
+),
+lives AS (
+    SELECT cluster, pod_uid, placed.node,
+        coalesce(waiting.namespace, placed.namespace) AS namespace,
+        coalesce(waiting.pod, placed.pod) AS pod,
+        coalesce(waiting.owner_kind, placed.owner_kind) AS owner_kind,
+        coalesce(waiting.owner_name, placed.owner_name) AS owner_name,
+        coalesce(waiting.priority, placed.priority) AS priority,
+        coalesce(waiting.priority_class, placed.priority_class) AS priority_class,
+        waiting.queue, waiting.reason, waiting.message,
+        CASE WHEN waiting.pod_uid IS NOT NULL THEN [coalesce(waiting.requested, '{}')]
+            ELSE list_sort([each.requested FOR each IN placed.containers]) END AS requests,
+        coalesce(waiting.created_time, placed.created_time) AS created_time,
+        -- Without the scheduler's time, which older rows lack, podwatch's time counts.
+        CASE WHEN placed.node IS NOT NULL THEN coalesce(scheduled_time,
+            CASE WHEN waiting.pod_uid IS NOT NULL THEN coalesce(left_time, seen_time) END)
+            END AS scheduled_time,
+        CASE WHEN placed.node IS NULL THEN left_time END AS given_up_time
+    FROM waiting FULL JOIN placed USING (cluster, pod_uid)
+    WHERE waiting.pod_uid IS NOT NULL OR placed.scheduled_time IS NOT NULL
+)
+SELECT * EXCLUDE (scheduled_time, given_up_time),
+    CASE WHEN scheduled_time < end_time THEN 'scheduled'
+        WHEN given_up_time < end_time THEN 'never_scheduled' ELSE 'waiting' END AS state,
+    greatest(created_time, least(coalesce(scheduled_time, given_up_time, end_time), end_time))
+        AS until_time
+FROM lives, (SELECT make_timestamptz($end_us) AS end_time)
+WHERE requests IS NOT NULL AND created_time < end_time
+    AND coalesce(scheduled_time, given_up_time, end_time) >= make_timestamptz($begin_us)
+"""
+_SIZED: Final = """
+CREATE OR REPLACE TEMP TABLE waits AS
+SELECT unsized_waits.*, shape, gpus, epoch(until_time - created_time) AS seconds,
+    -- The part of the wait that lies in the window.
+    greatest(created_time, make_timestamptz($begin_us)) AS from_time,
+    gpus * epoch(until_time - from_time) / 3600 AS unmet_gpu_hours
+FROM unsized_waits JOIN shapes USING (requests)
+"""
+_FRACTIONS: Final = """
+SELECT mig_profile, max(device_fraction) FROM usage_hourly
+WHERE mig_profile IS NOT NULL AND device_fraction IS NOT NULL GROUP BY ALL
+"""
+_HOURLY: Final = """
+SELECT {columns}, epoch_us(hour) // {hour_us} AS hour_number,
+    sum(gpus * epoch(least(until_time, hour + INTERVAL 1 hour) - greatest(from_time, hour)) / 3600)
+FROM (
+    SELECT *, unnest(range(date_trunc('hour', from_time), until_time, INTERVAL 1 hour)) AS hour
+    FROM {waits} WHERE gpus IS NOT NULL
+) GROUP BY ALL ORDER BY ALL
+"""
+Key = tuple[str | None, ...]
+
+
+def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
+    """Create the temporary table `waits`: a row for each pod that waited in the window.
+
+    `state` is `scheduled`, `never_scheduled` or `waiting`, at the end of the window. `seconds` is
+    the whole wait, up to the end of the window; `unmet_gpu_hours` is the part in the window, and
+    null if the pod's size in GPUs is unknown.
+    """
+    times = {"begin_us": window.begin_us, "end_us": window.end_us}
+    connection.execute(_WAITS, times)
+    found = connection.execute("SELECT DISTINCT requests FROM unsized_waits").fetchall()
+    fractions = dict(connection.execute(_FRACTIONS).fetchall())
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE shapes (requests VARCHAR[], shape VARCHAR, gpus DOUBLE)"
+    )
+    if found:
+        shapes = [(requests, *read_shape(requests, fractions)) for (requests,) in found]
+        connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
+    connection.execute(_SIZED, {"begin_us": window.begin_us})
+
+
+def unmet_by_hour(
+    connection: duckdb.DuckDBPyConnection, columns: Iterable[str], waits: str = "waits"
+) -> dict[Key, dict[int, float]]:
+    """Return the GPUs of waiting pods in each hour, in GPU-hours, by the values of columns.
+
+    Hours are numbered from 1970; hours without waiting pods are left out.
+    """
+    sql = _HOURLY.format(columns=", ".join(columns), hour_us=HOUR_US, waits=waits)
+    unmet: dict[Key, dict[int, float]] = {}
+    for *key, hour, gpus in connection.execute(sql).fetchall():
+        unmet.setdefault(tuple(key), {})[hour] = gpus
+    return unmet

@@ -1,0 +1,35 @@
+"""How many GPUs, MIG instances or shares a pod requests."""
+
+import orjson
+import pytest
+
+from gpuledger_reports.capacity.pod_shapes import Shape, read_shape
+
+
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        ([{"nvidia.com/gpu": 1}], Shape("1 GPU", 1)),
+        ([{"nvidia.com/gpu": 4}, {"nvidia.com/gpu": 4}], Shape("8 GPUs", 8)),
+        ([{"nvidia.com/mig-1g.10gb": 1}], Shape("1g.10gb", 1 / 7)),
+        ([{"nvidia.com/mig-3g.40gb": 2}], Shape("2 x 3g.40gb", 6 / 7)),
+        ([{"nvidia.com/mig-2g.12gb": 1}], Shape("2g.12gb", 0.5)),
+        ([{"nvidia.com/mig-1c.3g.40gb": 1}], Shape("1c.3g.40gb", 1 / 7)),
+        ([{"nvidia.com/gpu.shared": 1}], Shape("share", None)),
+        ([{"nvidia.com/mig-1g.10gb.shared": 1}], Shape("share", None)),
+        ([{"nvidia.com/gpu": 2, "nvidia.com/gpucores": 30}], Shape("share", 0.6)),
+        ([{"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}], Shape("share", None)),
+        ([{"koordinator.sh/gpu-core": 50}], Shape("share", 0.5)),
+        ([{}], Shape("claim", None)),
+    ],
+)
+def test_a_pod_has_a_size_in_gpus_if_its_request_states_one(
+    requests: list[dict[str, int]], expected: Shape
+) -> None:
+    written = [
+        orjson.dumps({name: str(amount) for name, amount in each.items()}).decode()
+        for each in requests
+    ]
+    found = read_shape(written, {"2g.12gb": 0.5})
+    assert found.name == expected.name
+    assert found.gpus == pytest.approx(expected.gpus)

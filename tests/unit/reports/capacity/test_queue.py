@@ -1,0 +1,183 @@
+"""How long pods waited for GPUs, and the demand that was not met."""
+
+import csv
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+import orjson
+import pytest
+
+from gpuledger.store.views import create_views
+from gpuledger_reports.capacity.queue import REPORT
+from gpuledger_reports.capacity.report import Answer, Question
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.reading.times import Window
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_US,
+    Row,
+    Value,
+    pending_row,
+    pod_row,
+    write_store,
+)
+
+TRACE = Path(__file__).parents[3] / "data/traces/openb_waits.csv.gz"
+GPU = '{"nvidia.com/gpu":"1"}'
+HOUR = 3600.0
+
+
+def queue(
+    store: Path,
+    *,
+    waiting: Sequence[Row] = (),
+    placed: Sequence[Row] = (),
+    by: tuple[str, ...] = ("namespace",),
+    begin: float = 0,
+    hours: float = 10,
+) -> Answer:
+    uri = write_store(store, pending_pods=waiting, pods=placed)
+    begin_us = BEGIN_US + round(begin * HOUR_US)
+    window = Window(begin_us, begin_us + round(hours * HOUR_US))
+    with duckdb.connect() as connection:
+        create_views(connection, uri)
+        question = Question(window=window, by=by, policy=BillPolicy(prices=[]))
+        return REPORT.read(connection, question)
+
+
+def placed_row(pod: str, *, created: float, scheduled: float | None, **fields: Value) -> Row:
+    """Return the row of a pod that got a node, with a container that requests a GPU."""
+    at = [
+        None if hour is None else BEGIN_US + round(hour * HOUR_US) for hour in (created, scheduled)
+    ]
+    return pod_row(
+        pod,
+        **{
+            "created_time": at[0],
+            "scheduled_time": at[1],
+            "container_id": f"id-{pod}",
+            "container": "main",
+            "requested": GPU,
+            **fields,
+        },
+    )
+
+
+def test_each_pod_counts_once_whichever_tables_have_it(tmp_path: Path) -> None:
+    found = queue(
+        tmp_path,
+        waiting=[
+            pending_row("both", created=1, left=3.5),
+            pending_row("both", created=1, kafka_offset=1, resource_version="1001"),
+            pending_row("both", created=1, left=3.5, kafka_offset=2, resource_version="1002"),
+            pending_row("waits", created=4),
+            pending_row("deleted", created=5, left=7),
+        ],
+        placed=[
+            # Two containers and a restart, of which only one container requests a GPU.
+            placed_row("both", created=1, scheduled=3),
+            placed_row("both", created=1, scheduled=3, container_id="id-2"),
+            placed_row("both", created=1, scheduled=3, container="log", requested=None),
+            placed_row("at-once", created=2, scheduled=2),
+            placed_row("without-gpu", created=2, scheduled=9, requested=None),
+            placed_row("old-row", created=2, scheduled=None),
+        ],
+    )
+    (row,) = found.rows
+    assert (row["pods"], row["waiting"], row["never_scheduled"]) == (4, 1, 1)
+    # Waits of 0 h, 2 h, and 6 h up to the end of the window.
+    assert [row[f"wait_{name}_seconds"] for name in ("p50", "p95", "max")] == [
+        2 * HOUR,
+        6 * HOUR,
+        6 * HOUR,
+    ]
+    assert row["unmet_gpu_hours"] == pytest.approx(2 + 6 + 2)
+    assert (row["unmet_gpus"], row["waiting_gpus"]) == (pytest.approx(1.0), 1)
+    assert row["unmet_gpus_max"] == pytest.approx(2.0)
+
+
+def test_only_the_part_in_the_window_is_unmet_demand_but_the_whole_wait_counts(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        pending_row("before", created=0, left=2),
+        pending_row("into", created=0, left=4),
+        pending_row("around", created=1, left=9),
+        pending_row("after", created=6, left=7),
+    ]
+    got = [
+        placed_row(name, created=created, scheduled=until)
+        for name, created, until in [("before", 0, 2), ("into", 0, 4), ("around", 1, 9)]
+    ]
+    (row,) = queue(tmp_path, waiting=rows, placed=got, begin=3, hours=2).rows
+    assert (row["pods"], row["waiting"], row["unmet_gpu_hours"]) == (2, 1, pytest.approx(1 + 2))
+    assert (row["wait_p50_seconds"], row["wait_max_seconds"]) == (4 * HOUR, 4 * HOUR)
+
+
+def test_groups_are_ranked_by_unmet_demand_and_have_their_reasons(tmp_path: Path) -> None:
+    gate: dict[str, Value] = {
+        "reason": "SchedulingGated",
+        "scheduling_gates": '["kueue.x-k8s.io/admission"]',
+    }
+    waiting = [
+        pending_row("small", created=1, queue="a"),
+        pending_row("large", created=1, queue="b", requested='{"nvidia.com/gpu":"8"}', **gate),
+        # Refused for less time than it was gated.
+        pending_row(
+            "large",
+            created=1,
+            queue="b",
+            requested='{"nvidia.com/gpu":"8"}',
+            reason="Unschedulable",
+            message="0/3 nodes are available",
+            in_force_from=BEGIN_US + 9 * HOUR_US,
+            resource_version="1002",
+        ),
+        pending_row("claim", created=1, queue="a", requested="{}"),
+    ]
+    found = queue(tmp_path, waiting=waiting, by=("queue", "shape"))
+    assert [(row["queue"], row["shape"], row["unmet_gpu_hours"]) for row in found.rows] == [
+        ("b", "8 GPUs", pytest.approx(72)),
+        ("a", "1 GPU", pytest.approx(9)),
+        ("a", "claim", None),
+    ]
+    assert found.rows[0]["reasons"] == "SchedulingGated: kueue.x-k8s.io/admission (1)"
+    assert found.rows[1]["reasons"] == "no reason yet (1)"
+    assert found.rows[2]["waiting_gpus"] is None
+    assert any("ns/claim (claim) has waited longest: 9h" in note for note in found.notes)
+
+
+def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:
+    assert queue(tmp_path, placed=[placed_row("cpu", created=1, scheduled=2, requested=None)]) == (
+        Answer(rows=[])
+    )
+
+
+def test_the_waits_of_a_real_cluster_are_reproduced(tmp_path: Path) -> None:
+    waiting, placed, unmet_seconds = [], [], 0.0
+    with gzip.open(TRACE, "rt") as file:
+        for number, each in enumerate(csv.DictReader(file)):
+            gpus, milli = int(each["num_gpu"]), int(each["gpu_milli"])
+            created, end = int(each["creation_time"]), each["scheduled_time"]
+            left = int(end or each["deletion_time"])
+            unmet_seconds += (left - created) * gpus * milli / 1000
+            requested = {"nvidia.com/gpu": str(gpus)}
+            if milli < 1000:
+                requested["nvidia.com/gpucores"] = str(milli // 10)
+            pod, text = f"p{number}", orjson.dumps(requested).decode()
+            # Some pods got a node before podwatch published that they waited.
+            if not end or (left > created and number % 3):
+                hours = {"created": created / HOUR, "left": left / HOUR}
+                waiting.append(pending_row(pod, requested=text, **hours))
+            if end:
+                hours = {"created": created / HOUR, "scheduled": left / HOUR}
+                placed.append(placed_row(pod, requested=text, **hours))
+    (row,) = queue(tmp_path, waiting=waiting, placed=placed, hours=150 * 24).rows
+    assert (row["pods"], row["never_scheduled"], row["waiting"]) == (7064, 861, 0)
+    assert row["wait_p50_seconds"] == 2
+    assert row["wait_p99_seconds"] == pytest.approx(1109, rel=0.02)
+    assert row["wait_max_seconds"] == 14_330
+    assert row["unmet_gpu_hours"] == pytest.approx(unmet_seconds / 3600, abs=1e-3)
+    assert row["unknown_size"] == 0
