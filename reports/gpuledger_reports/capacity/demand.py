@@ -1,7 +1,8 @@
 """Reads the hourly demand for GPUs, and the GPUs that there were, from the store's hourly sums.
 
 Demand is allocated time of GPUs by pods and jobs: GPU-hours in an hour, so 1 is a whole GPU. A MIG
-instance counts as its part of the GPU. GPUs are counted by the time that samples cover.
+instance counts as its part of the GPU. GPUs are counted by the time that samples cover. The GPUs
+for which pods wait are demand, too; each pod counts to the group of its node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Final
 import duckdb
 
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS
+from gpuledger_reports.capacity.waits import Key, create_waits, locate_waits, unmet_by_hour
 from gpuledger_reports.reading.times import Window
 
 _SQL: Final = """
@@ -24,7 +26,8 @@ _SQL: Final = """
         AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
     GROUP BY ALL ORDER BY hour_number
 """
-Key = tuple[str | None, ...]
+Waiting = Mapping[Key, Mapping[int, float]]
+"""GPUs for which pods of a group wait, by hour."""
 Hour = tuple[int, Key, float, float, float]
 _DAY: Final = 24
 
@@ -39,6 +42,8 @@ class Demand:
     """In hours since the epoch."""
     allocated: tuple[float, ...]
     """GPUs per hour."""
+    waiting: tuple[float, ...]
+    """GPUs for which pods waited, in the same hours."""
     gpus: float
     """The mean number of GPUs in the last day."""
     filled_hours: int
@@ -48,7 +53,11 @@ class Demand:
 
 
 def read_demand(
-    connection: duckdb.DuckDBPyConnection, by: Sequence[str], *, window: Window
+    connection: duckdb.DuckDBPyConnection,
+    by: Sequence[str],
+    *,
+    window: Window,
+    waiting: Waiting,
 ) -> list[Demand]:
     """Return the demand of each group of GPUs, the largest first.
 
@@ -56,10 +65,19 @@ def read_demand(
     """
     columns = ", ".join(GPU_DIMENSIONS[name] for name in by)
     rows = connection.execute(_SQL.format(columns=columns), window._asdict()).fetchall()
-    return find_demand((row[0], tuple(row[1:-3]), *row[-3:]) for row in rows)
+    return find_demand(((row[0], tuple(row[1:-3]), *row[-3:]) for row in rows), waiting)
 
 
-def find_demand(hours: Iterable[Hour]) -> list[Demand]:
+def read_waiting(
+    connection: duckdb.DuckDBPyConnection, by: Sequence[str], *, window: Window
+) -> Waiting:
+    """Return the GPUs for which pods wait; `by` are names in `GPU_DIMENSIONS`."""
+    create_waits(connection, window)
+    locate_waits(connection)
+    return unmet_by_hour(connection, [GPU_DIMENSIONS[name] for name in by], "located_waits")
+
+
+def find_demand(hours: Iterable[Hour], waiting: Waiting) -> list[Demand]:
     """Return the demand of each group, the largest first, from its hours in order.
 
     An hour has its number since the epoch, the group, and its allocated, unknown and present GPUs.
@@ -72,11 +90,16 @@ def find_demand(hours: Iterable[Hour]) -> list[Demand]:
     if not groups:
         return []
     end = max(max(found) for found in groups.values()) + 1
-    made = [_demand(key, found, end) for key, found in groups.items()]
+    made = [_demand(key, found, end, waiting.get(key, {})) for key, found in groups.items()]
     return sorted(made, key=lambda demand: (-demand.gpus, str(demand.key)))
 
 
-def _demand(key: Key, hours: Mapping[int, tuple[float, float, float]], end: int) -> Demand:
+def _demand(
+    key: Key,
+    hours: Mapping[int, tuple[float, float, float]],
+    end: int,
+    waiting: Mapping[int, float],
+) -> Demand:
     first = min(hours)
     allocated: list[float] = []
     for at in range(first, end):
@@ -89,6 +112,7 @@ def _demand(key: Key, hours: Mapping[int, tuple[float, float, float]], end: int)
         key=key,
         first_hour=first,
         allocated=tuple(allocated),
+        waiting=tuple(waiting.get(at, 0.0) for at in range(first, end)),
         gpus=sum(last_day) / len(last_day) if last_day else 0.0,
         filled_hours=max(hours) + 1 - first - len(hours),
         unknown_hours=sum(unknown for _, unknown, _ in hours.values()),

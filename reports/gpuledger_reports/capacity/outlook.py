@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import duckdb
 
-from gpuledger_reports.capacity.demand import Demand, read_demand
+from gpuledger_reports.capacity.demand import Demand, read_demand, read_waiting
 from gpuledger_reports.capacity.forecasting import DAY, WEEK, Forecast, forecast, hours_needed
 from gpuledger_reports.capacity.report import (
     GPU_DIMENSIONS,
@@ -15,17 +15,20 @@ from gpuledger_reports.capacity.report import (
     Question,
     Report,
     number,
+    one_of,
     plain_cell,
     whole,
 )
 
 _SHARES: Final = (0.1, 0.5, 0.9)
+_INCLUDED: Final = "included"
 _ALL_BUT: Final = 0.01
 """How many GPUs may be free if a group counts as full."""
 COLUMNS: Final[Mapping[str, str]] = {
     "history_days": "",
     "gpus": "GPUs",
     "demand": "Demand",
+    "waiting": "Waiting",
     "horizon_days": "",
     "expected": "Expected",
     "low_80": "80 % from",
@@ -56,11 +59,13 @@ def find_outlook(
     """
     found: dict[str, Any] = dict.fromkeys((*dimensions, *COLUMNS))
     found |= dict(zip(dimensions, demand.key, strict=True))
-    hours, gpus = len(demand.allocated), max(0.0, demand.gpus + added_gpus)
+    series = [sum(each) for each in zip(demand.allocated, demand.waiting, strict=True)]
+    hours, gpus = len(series), max(0.0, demand.gpus + added_gpus)
     found |= {
         "history_days": hours // DAY,
         "gpus": round(gpus, 2),
-        "demand": round(fmean(demand.allocated[-DAY:]), 2),
+        "demand": round(fmean(series[-DAY:]), 2),
+        "waiting": round(fmean(demand.waiting[-DAY:]), 2),
         "horizon_days": days,
         "filled_hours": demand.filled_hours,
         "unknown_gpu_hours": round(demand.unknown_hours, 2),
@@ -69,7 +74,7 @@ def find_outlook(
     if hours < needed:
         found["note"] = f"too short a history; {-(-needed // DAY)} days are needed"
         return found
-    made = forecast(demand.allocated, days * DAY)
+    made = forecast(series, days * DAY)
     found |= _of_forecast(made, gpus)
     if demand.filled_hours:
         found["note"] = f"{demand.filled_hours} hours without samples"
@@ -78,7 +83,8 @@ def find_outlook(
 
 def _of_forecast(made: Forecast, gpus: float) -> dict[str, Any]:
     narrow, wide = made.bands
-    # Allocations cannot exceed the GPUs, so full means that all are allocated.
+    # Allocations cannot exceed the GPUs, so a group without waiting pods is full if all are
+    # allocated.
     crossings = made.hours_until_above(gpus - _ALL_BUT, _SHARES)
     return {
         "expected": _mean_of_end(made.expected),
@@ -104,13 +110,24 @@ def _mean_of_end(hours: Sequence[float]) -> float:
 
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
-    groups = read_demand(connection, question.by, window=question.window)
+    by, window = question.by, question.window
+    is_included = question.options["waiting"] == _INCLUDED
+    waiting = read_waiting(connection, by, window=window) if is_included else {}
+    groups = read_demand(connection, by, window=window, waiting=waiting)
     days, added = question.options["horizon"], question.options["added"]
-    rows = [
-        find_outlook(group, question.by, days=days, added_gpus=added)
-        for group in question.each(groups)
-    ]
-    return Answer(rows=rows, is_found=any(row["method"] for row in rows))
+    rows = [find_outlook(group, by, days=days, added_gpus=added) for group in question.each(groups)]
+    if not is_included:
+        rows = [{**row, "waiting": None} for row in rows]
+    unplaced = sum(
+        sum(waiting[key].values()) for key in waiting.keys() - {group.key for group in groups}
+    )
+    note = (
+        f"{unplaced:.0f} GPU-hours of waits are in no row, because the GPUs for which these pods"
+        " wait are unknown."
+    )
+    return Answer(
+        rows=rows, notes=[note] if unplaced else [], is_found=any(row["method"] for row in rows)
+    )
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
@@ -126,8 +143,11 @@ REPORT: Final = Report(
     name="forecast",
     summary="Forecast the demand for GPUs, and when all GPUs will be allocated.",
     about=(
-        "Demand is the mean number of GPUs that are allocated to pods and jobs. Pods that wait for"
-        " GPUs are not included. Each group of GPUs is forecast by the method"
+        "Demand is the mean number of GPUs that are allocated to pods and jobs, or for which pods"
+        " wait, in the last day; `Waiting` is the second part. A pod that waits because of a quota"
+        " or a scheduling gate is demand, too. It counts to the GPUs that it got later; without a"
+        " node, to those that most pods of its workload, namespace or cluster got."
+        " Each group of GPUs is forecast by the method"
         " that was better in its past: `weekly_profile` (the usual week, and how the last day"
         " differs from it) or `seasonal_naive` (the last week again). Expected demand and bands are"
         " means of the last seven days of the horizon. `Full in days` is when demand reaches the"
@@ -157,6 +177,11 @@ REPORT: Final = Report(
             default="0",
             parse=number,
             may_be_negative=True,
+        ),
+        "waiting": Option(
+            help="Whether GPUs for which pods wait are demand: included or excluded.",
+            default=_INCLUDED,
+            parse=one_of(_INCLUDED, "excluded"),
         ),
     },
     codes=("at least one group is forecast", "no group has enough history"),

@@ -81,6 +81,26 @@ _FRACTIONS: Final = """
 SELECT mig_profile, max(device_fraction) FROM usage_hourly
 WHERE mig_profile IS NOT NULL AND device_fraction IS NOT NULL GROUP BY ALL
 """
+_LOCATED: Final = """
+CREATE OR REPLACE TEMP TABLE located_waits AS
+WITH models AS (
+    SELECT cluster, node, arg_max(model, in_force_from) AS model FROM inventory GROUP BY ALL
+),
+places AS (
+    SELECT cluster, node, {'node_pool': node_pool, 'instance_type': instance_type, 'zone': zone,
+        'capacity_type': capacity_type, 'model': model} AS place
+    FROM models LEFT JOIN (
+        SELECT DISTINCT ON (cluster, node) * FROM nodes WHERE deleted_time IS NULL
+        ORDER BY in_force_from DESC
+    ) USING (cluster, node)
+)
+SELECT waits.*, unnest(coalesce(place,
+    mode(place) OVER (PARTITION BY cluster, namespace, owner_kind, owner_name, shape),
+    mode(place) OVER (PARTITION BY cluster, namespace, shape),
+    mode(place) OVER (PARTITION BY cluster, shape),
+    mode(place) OVER (PARTITION BY cluster)))
+FROM waits LEFT JOIN places USING (cluster, node)
+"""
 _HOURLY: Final = """
 SELECT {columns}, epoch_us(hour) // {hour_us} AS hour_number,
     sum(gpus * epoch(least(until_time, hour + INTERVAL 1 hour) - greatest(from_time, hour)) / 3600)
@@ -110,6 +130,15 @@ def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
         shapes = [(requests, *read_shape(requests, fractions)) for (requests,) in found]
         connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
     connection.execute(_SIZED, {"begin_us": window.begin_us})
+
+
+def locate_waits(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create the temporary table `located_waits`: `waits` with the columns of the pods' nodes.
+
+    For a pod without a node, they are those of most nodes that pods of the same workload and shape
+    got, otherwise of the same namespace and shape, cluster and shape, or cluster.
+    """
+    connection.execute(_LOCATED)
 
 
 def unmet_by_hour(

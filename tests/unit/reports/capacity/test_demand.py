@@ -7,7 +7,7 @@ import duckdb
 import pytest
 
 from gpuledger.store.views import create_views
-from gpuledger_reports.capacity.demand import Demand, Hour, find_demand, read_demand
+from gpuledger_reports.capacity.demand import Demand, Hour, find_demand, read_demand, read_waiting
 from gpuledger_reports.reading.times import Window
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -16,6 +16,10 @@ from tests.unit.reports.stores import (
     UNKNOWN,
     Row,
     allocated,
+    inventory_row,
+    node_row,
+    pending_row,
+    pod_row,
     write_store,
 )
 
@@ -30,7 +34,7 @@ def hours(key: str, *amounts: tuple[int, float]) -> list[Hour]:
 def demand_of(store: Path, usage: list[Row], by: tuple[str, ...] = ("model",)) -> list[Demand]:
     with duckdb.connect() as connection:
         create_views(connection, write_store(store, usage_hourly=usage))
-        return read_demand(connection, by, window=WINDOW)
+        return read_demand(connection, by, window=WINDOW, waiting={})
 
 
 def test_allocated_time_is_demand_and_neither_idle_nor_unknown_time(tmp_path: Path) -> None:
@@ -68,13 +72,14 @@ def test_a_store_without_usage_has_no_demand(tmp_path: Path) -> None:
 
 
 def test_hours_without_samples_have_the_demand_of_the_hour_before_and_are_counted() -> None:
-    found = find_demand([*hours("a", (1, 1), (2, 2), (5, 1))])
+    found = find_demand([*hours("a", (1, 1), (2, 2), (5, 1))], {("a",): {2: 4.0, 4: 8.0}})
     assert found == [
         Demand(
             key=("a",),
             first_hour=1,
             allocated=(1, 2, 2, 2, 1),
             gpus=2.0,
+            waiting=(0.0, 4.0, 0.0, 8.0, 0.0),
             filled_hours=2,
             unknown_hours=0.0,
         )
@@ -84,7 +89,47 @@ def test_hours_without_samples_have_the_demand_of_the_hour_before_and_are_counte
 def test_a_group_that_has_gone_has_no_gpus_and_no_demand() -> None:
     kept = hours("kept", *[(at, 1) for at in range(60)])
     gone = hours("gone", *[(at, 2) for at in range(20)])
-    first, last = find_demand(sorted([*kept, *gone]))
+    first, last = find_demand(sorted([*kept, *gone]), {})
     assert (first.key, first.gpus) == (("kept",), 2.0)
     assert (last.key, last.gpus, last.filled_hours) == (("gone",), 0.0, 0)
     assert last.allocated == (2,) * 20 + (0.0,) * 40
+
+
+def test_waiting_pods_count_to_the_gpus_of_their_node_or_of_pods_like_them(tmp_path: Path) -> None:
+    nodes = {"a": ("H100", "train"), "b": ("L4", "serve")}
+
+    def waits(pod: str, node: str | None, namespace: str, owner: str) -> None:
+        about: dict[str, Any] = {"namespace": namespace, "owner_kind": "Job", "owner_name": owner}
+        pending.append(pending_row(pod, created=1, left=2.5 if node else None, **about))
+        if node:
+            got: dict[str, Any] = {"node": node, "scheduled_time": BEGIN_US + 5 * HOUR_US // 2}
+            pods.append(pod_row(pod, **about, **got))
+
+    pending: list[Row] = []
+    pods: list[Row] = []
+    waits("placed-a", "a", "x", "one")
+    waits("placed-b", "b", "x", "two")
+    waits("placed-c", "b", "x", "three")
+    waits("of-workload", None, "x", "one")
+    waits("of-namespace", None, "x", "new")
+    waits("of-cluster", None, "y", "new")
+    store = write_store(
+        tmp_path,
+        pending_pods=pending,
+        pods=pods,
+        inventory=[
+            inventory_row(f"GPU-{node}", node=node, model=model)
+            for node, (model, _) in nodes.items()
+        ],
+        nodes=[node_row(node=node, node_pool=pool) for node, (_, pool) in nodes.items()],
+    )
+    with duckdb.connect() as connection:
+        create_views(connection, store)
+        found = read_waiting(connection, ("pool", "model"), window=WINDOW)
+        by_cluster = read_waiting(connection, ("cluster",), window=WINDOW)
+    first = BEGIN_US // HOUR_US + 1
+    assert found == {
+        ("train", "H100"): {first: pytest.approx(2), first + 1: pytest.approx(1.5)},
+        ("serve", "L4"): {first: pytest.approx(4), first + 1: pytest.approx(3)},
+    }
+    assert by_cluster == {("prod",): {first: pytest.approx(6), first + 1: pytest.approx(4.5)}}

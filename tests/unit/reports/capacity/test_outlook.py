@@ -10,11 +10,12 @@ WEEKS = 12
 FULL = ("full_days_p10", "full_days_p50", "full_days_p90")
 
 
-def demand(allocated: list[float], gpus: float = 10.0) -> Demand:
+def demand(allocated: list[float], gpus: float = 10.0, waiting: float = 0.0) -> Demand:
     return Demand(
         key=("prod", "H100"),
         first_hour=0,
         allocated=tuple(allocated),
+        waiting=(waiting,) * len(allocated),
         gpus=gpus,
         filled_hours=0,
         unknown_hours=0.0,
@@ -32,6 +33,12 @@ def test_a_steady_demand_is_never_full_and_needs_no_band() -> None:
 
 def test_a_fleet_that_is_allocated_as_a_whole_is_full_today() -> None:
     found = find_outlook(demand([10.0] * WEEKS * WEEK), ("cluster", "model"), days=7)
+    assert [found[name] for name in FULL] == [0.0, 0.0, 0.0]
+
+
+def test_gpus_for_which_pods_wait_are_demand() -> None:
+    found = find_outlook(demand([9.0] * WEEKS * WEEK, waiting=3.0), ("cluster", "model"), days=7)
+    assert (found["demand"], found["waiting"], found["expected"]) == (12.0, 3.0, 12.0)
     assert [found[name] for name in FULL] == [0.0, 0.0, 0.0]
 
 
