@@ -37,7 +37,7 @@ _NOTES: Final[Mapping[str, str]] = {
 _DIMENSIONS: Final[Mapping[str, str]] = {
     "cluster": "cluster",
     "namespace": "namespace",
-    "workload": "concat_ws('/', namespace, owner_kind, owner_name)",
+    "workload": "coalesce(owner_kind || '/' || owner_name, 'Pod/' || pod)",
     "shape": "shape",
     "priority": "coalesce(priority_class, priority::VARCHAR)",
     "queue": "queue",
@@ -137,7 +137,7 @@ REPORT: Final = Report(
         "The last 30 days by namespace and shape": "",
         "Queues with their priorities": "--by queue,priority",
         "The ten workloads with the largest unmet demand in a week": (
-            "--by workload --window 7d --top 10"
+            "--by namespace,workload --window 7d --top 10"
         ),
     },
     columns=_COLUMNS,

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gpuledger_reports.capacity import fleet, fragmentation, outlook, queue, rightsizing, waste
+from gpuledger_reports.capacity import (
+    faults,
+    fleet,
+    fragmentation,
+    outlook,
+    queue,
+    rightsizing,
+    waste,
+)
 from gpuledger_reports.capacity.report import Report
 from gpuledger_reports.capacity.summary import summary_of
 
@@ -14,6 +22,7 @@ _REPORTS: Final = (
     fragmentation.REPORT,
     queue.REPORT,
     outlook.REPORT,
+    faults.REPORT,
 )
 REPORTS: Final[Mapping[str, Report]] = {
     report.name: report for report in (*_REPORTS, summary_of(_REPORTS))

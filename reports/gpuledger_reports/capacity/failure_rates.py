@@ -1,0 +1,61 @@
+"""Exact confidence intervals and tests for rare events, with the standard library. Pure."""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+_STEPS: Final = 60
+
+
+def poisson_interval(count: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the means with which a Poisson distribution is compatible with a count.
+
+    This is the exact interval of Garwood (1936): at each limit, counts at least as far away as this
+    one have half of the remaining probability.
+    """
+    tail = (1 - confidence) / 2
+    highest = count + 10 * math.sqrt(count + 1) + 10
+    low = 0.0
+    if count:
+        low = _root(lambda mean: tail - (1 - _poisson_to(count - 1, mean)), 0.0, float(count))
+    return low, _root(lambda mean: _poisson_to(count, mean) - tail, float(count), highest)
+
+
+def binomial_tail(count: int, trials: int, share: float) -> float:
+    """Return the probability of at least `count` successes."""
+    if count <= 0 or share >= 1:
+        return 1.0
+    if share <= 0:
+        return 0.0
+    total = math.lgamma(trials + 1)
+    return min(
+        1.0,
+        math.fsum(
+            math.exp(
+                total
+                - math.lgamma(number + 1)
+                - math.lgamma(trials - number + 1)
+                + number * math.log(share)
+                + (trials - number) * math.log1p(-share)
+            )
+            for number in range(count, trials + 1)
+        ),
+    )
+
+
+def _poisson_to(count: int, mean: float) -> float:
+    """Return the probability of at most `count` events."""
+    if mean <= 0:
+        return 1.0
+    return math.fsum(
+        math.exp(number * math.log(mean) - mean - math.lgamma(number + 1))
+        for number in range(count + 1)
+    )
+
+
+def _root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a falling function is 0."""
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+    return (low + high) / 2

@@ -1,0 +1,318 @@
+"""The report `faults`: how often GPUs fail, and the GPU-hours that this costs.
+
+`failures` makes failures from incidents, and `failure_rates` has the statistics.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import duckdb
+import orjson
+
+from gpuledger_reports.capacity.failure_rates import binomial_tail, poisson_interval
+from gpuledger_reports.capacity.failures import (
+    CONTAINED_ECC,
+    LOST,
+    DeviceHour,
+    Failure,
+    Gpu,
+    SeenIncident,
+    find_failures,
+    stalled_minutes,
+)
+from gpuledger_reports.capacity.pod_shapes import read_shape
+from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
+from gpuledger_reports.reading.times import HOUR_US
+
+_COLUMNS: Final[Mapping[str, str]] = {
+    "gpus": "GPUs",
+    "failures": "Failures",
+    "rate": "Per GPU-year",
+    "rate_low": "95 % from",
+    "rate_high": "to",
+    "expected_failures": "Expected",
+    "p_value": "",
+    "lost_gpu_hours": "Lost GPU-hours",
+    "unresponsive_gpu_hours": "",
+    "stalled_gpu_hours": "",
+    "interrupted_gpu_hours": "Interrupted",
+    "causes": "Causes",
+    "note": "Note",
+}
+_CAUSE: Final = "cause"
+_BOARD: Final = "coalesce(parent_uuid, gpu_uuid)"
+_DIMENSIONS: Final[Mapping[str, str]] = {
+    **GPU_DIMENSIONS,
+    "node": "node",
+    "gpu": _BOARD,
+    _CAUSE: "NULL",
+}
+_HOURS_A_YEAR: Final = 8760
+_SIGNIFICANT: Final = 0.05
+_GPUS: Final = f"""
+WITH summed AS (
+    -- The newest day may have been summed up only in part.
+    SELECT coalesce(max(day), make_timestamptz($begin_us)) AS until FROM usage_daily
+),
+used AS (
+    SELECT usage_daily.* FROM usage_daily, summed
+    WHERE day >= make_timestamptz($begin_us) AND day < until
+        AND day + INTERVAL 1 day <= make_timestamptz($end_us)
+    UNION ALL BY NAME
+    SELECT usage_hourly.* FROM usage_hourly, summed
+    WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us) AND NOT (
+        date_trunc('day', hour) >= make_timestamptz($begin_us) AND date_trunc('day', hour) < until
+        AND date_trunc('day', hour) + INTERVAL 1 day <= make_timestamptz($end_us))
+)
+SELECT {{columns}}, cluster, node, {_BOARD}, model, sum(allocated_gpu_hours),
+    sum(unresponsive_ns * device_fraction) / 3.6e12
+FROM used WHERE category = 'idle' GROUP BY ALL
+"""  # noqa: S608  # no user's text
+_INCIDENTS: Final = f"""
+SELECT DISTINCT cluster, node, gpu_uuid, epoch_us(time) AS time_us, kind, xid, pods FROM incidents
+WHERE time >= make_timestamptz($begin_us) AND time < make_timestamptz($end_us)
+    AND present_at_start IS NOT true AND (severity = 'critical' OR xid = {CONTAINED_ECC})
+ORDER BY time_us
+"""  # noqa: S608  # no user's text
+# For each device, because instances of a GPU may be used again at different times.
+_STALLED: Final = f"""
+SELECT cluster, node, {_BOARD}, gpu_uuid, epoch_us(hour) // {HOUR_US}, max(device_fraction),
+    coalesce(bit_or(allocated_minutes) FILTER (allocated_pod_state IS NOT NULL
+        OR allocated_job_id IS NOT NULL), 0),
+    coalesce(bit_or(used_minutes), 0), bool_or(category = 'idle' AND allocated_minutes IS NULL)
+FROM usage_hourly
+WHERE list_contains($gpus, {_BOARD}) AND hour >= make_timestamptz($begin_us)
+    AND hour < make_timestamptz($end_us) AND device_fraction IS NOT NULL
+GROUP BY ALL
+"""  # noqa: S608  # no user's text
+_RUNS: Final = """
+SELECT cluster, pod_uid, epoch_us(min(coalesce(started_time, scheduled_time, created_time))),
+    epoch_us(max(coalesce(ended_time, deleted_time))),
+    list(DISTINCT {'container': container, 'requested': requested}) FILTER (requested IS NOT NULL)
+FROM pods WHERE list_contains($pods, pod_uid)
+    AND coalesce(owner_kind, '') NOT IN ('Deployment', 'ReplicaSet', 'StatefulSet', 'DaemonSet')
+GROUP BY ALL
+"""
+_END_US: Final = (-60_000_000, 600_000_000)
+"""When a run ends that a failure interrupts, from the failure on. Clocks may differ."""
+_STALLED_US: Final = 24 * HOUR_US
+"""How long after a failure unused time counts as its result."""
+_Key = tuple[str | None, ...]
+
+
+@dataclass(kw_only=True)
+class _Losses:
+    """The failures of the GPUs of a row, and the GPU-hours that they cost."""
+
+    causes: Counter[str] = field(default_factory=Counter)
+    """Failures by cause."""
+    unresponsive: float = 0.0
+    stalled: float = 0.0
+    interrupted: float = 0.0
+
+
+class _Table:
+    """The rows while they are made, for these dimensions."""
+
+    def __init__(self, by: Sequence[str]) -> None:
+        self._by = by
+        self.hours: dict[_Key, dict[str | None, float]] = defaultdict(lambda: defaultdict(float))
+        """GPU-hours by model, for each key without its cause."""
+        self.losses: dict[_Key, _Losses] = defaultdict(_Losses)
+        self.failures: Counter[tuple[str | None, str | None]] = Counter()
+        """Failures by model and, if the rows differ by cause, by cause."""
+
+    def with_cause(self, key: _Key, cause: str | None) -> _Key:
+        """Return the key of the row for a cause, or without one."""
+        return tuple(
+            cause if name == _CAUSE else value for name, value in zip(self._by, key, strict=True)
+        )
+
+    def cause_of(self, key: _Key) -> str | None:
+        """Return the cause in a key."""
+        return dict(zip(self._by, key, strict=True)).get(_CAUSE)
+
+    def add(
+        self, key: _Key, model: str | None, cause: str, *, stalled: float, interrupted: float
+    ) -> None:
+        """Add a failure of a GPU of the model, with the GPU-hours that it cost."""
+        key = self.with_cause(key, cause)
+        losses = self.losses[key]
+        losses.causes[cause] += 1
+        losses.stalled += stalled
+        losses.interrupted += interrupted
+        self.failures[model, self.cause_of(key)] += 1
+
+    def rows(self, window_hours: float) -> list[Row]:
+        """Return the rows, the most important first."""
+        of_models: dict[str | None, float] = defaultdict(float)
+        for hours in self.hours.values():
+            for model, count in hours.items():
+                of_models[model] += count
+        ranked = []
+        for key, losses in self.losses.items():
+            hours = self.hours[self.with_cause(key, None)]
+            known = {model: self.failures[model, self.cause_of(key)] for model in hours}
+            expected = sum(
+                known[model] * count / of_models[model] for model, count in hours.items() if count
+            )
+            row = _row(losses, sum(hours.values()), window_hours, expected, sum(known.values()))
+            # A true hypothesis is rejected in 5 % of reports, however many rows were tested.
+            is_worse = row["p_value"] * len(self.hours) < _SIGNIFICANT
+            if is_worse:
+                row["note"] = (
+                    f"fails more often than its model: {row['failures']} failures,"
+                    f" {expected:.1f} expected, p = {row['p_value']:.2g}"
+                )
+            order = (
+                not is_worse,
+                -row["lost_gpu_hours"] - row["interrupted_gpu_hours"],
+                -row["failures"],
+            )
+            ranked.append((order, dict(zip(self._by, key, strict=True)) | row))
+        return [row for _, row in sorted(ranked, key=lambda item: item[0])]
+
+
+def _row(
+    losses: _Losses, hours: float, window_hours: float, expected: float, of_models: int
+) -> Row:
+    count, years = losses.causes.total(), hours / _HOURS_A_YEAR
+    low, high = poisson_interval(count)
+    return {
+        "gpus": round(hours / window_hours, 2),
+        "failures": count,
+        "rate": round(count / years, 3) if years else None,
+        "rate_low": round(low / years, 3) if years else None,
+        "rate_high": round(high / years, 3) if years else None,
+        "expected_failures": round(expected, 2),
+        "p_value": binomial_tail(count, of_models, expected / of_models if of_models else 0.0),
+        "lost_gpu_hours": round(losses.unresponsive + losses.stalled, 3),
+        "unresponsive_gpu_hours": round(losses.unresponsive, 3),
+        "stalled_gpu_hours": round(losses.stalled, 3),
+        "interrupted_gpu_hours": round(losses.interrupted, 3),
+        "causes": ", ".join(f"{cause} ({count})" for cause, count in losses.causes.most_common())
+        or None,
+        "note": None,
+    }
+
+
+def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+    begin_us, end_us = question.window
+    times = {"begin_us": begin_us, "end_us": end_us}
+    columns = ", ".join(f"{_DIMENSIONS[name]} AS {name}_" for name in question.by)
+    table, gpus = _Table(question.by), {}
+    for *key, cluster, node, gpu, model, hours, unresponsive in connection.execute(
+        _GPUS.format(columns=columns), times
+    ).fetchall():
+        gpus[cluster, node, gpu] = (tuple(key), model)
+        table.hours[tuple(key)][model] += hours or 0.0
+        if unresponsive:
+            table.losses[table.with_cause(tuple(key), LOST)].unresponsive += unresponsive
+    failures = find_failures(
+        SeenIncident((cluster, node, gpu), time_us, kind, xid, _uids(pods))
+        for cluster, node, gpu, time_us, kind, xid, pods in connection.execute(
+            _INCIDENTS, times
+        ).fetchall()
+    )
+    known = [failure for failure in failures if failure.gpu in gpus]
+    stalled, is_complete = _stalled(connection, known, times)
+    interrupted = _interrupted(connection, known)
+    for failure, unused, ended in zip(known, stalled, interrupted, strict=True):
+        table.add(*gpus[failure.gpu], failure.cause, stalled=unused, interrupted=ended)
+    notes = []
+    if left_out := len(failures) - len(known):
+        notes.append(f"Failures of GPUs without usage are left out: {left_out}.")
+    if not is_complete:
+        notes.append(
+            "For some hours it is unknown whether a failed GPU was used again, because an earlier"
+            " version of gpuledger summed them up; the lost GPU-hours may be higher."
+        )
+    return Answer(rows=table.rows((end_us - begin_us) / HOUR_US), notes=notes)
+
+
+def _uids(pods: str | None) -> tuple[str, ...]:
+    return tuple(pod["uid"] for pod in orjson.loads(pods or "[]"))
+
+
+def _stalled(
+    connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure], times: Mapping[str, int]
+) -> tuple[list[float], bool]:
+    """Return how long each failed GPU stayed allocated and unused, in GPU-hours.
+
+    Also returns whether this is known for all hours.
+    """
+    devices: dict[Gpu, dict[tuple[str, float], dict[int, DeviceHour]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    uuids = list({failure.gpu[2] for failure in failures})
+    is_complete = True
+    for *gpu, device, hour, fraction, allocated, used, is_unknown in connection.execute(
+        _STALLED, {**times, "gpus": uuids}
+    ).fetchall():
+        is_complete &= not is_unknown
+        devices[gpu[0], gpu[1], gpu[2]][device, fraction][hour] = DeviceHour(allocated, used)
+    found, ends = [], dict[Gpu, int]()
+    for failure in reversed(failures):
+        # The next failure of the GPU counts its own time.
+        end_us = min(failure.time_us + _STALLED_US, ends.get(failure.gpu, times["end_us"]))
+        ends[failure.gpu] = failure.time_us
+        minutes = [
+            fraction * stalled_minutes(failure.time_us, end_us, hours)
+            for (_, fraction), hours in devices[failure.gpu].items()
+        ]
+        found.append(sum(minutes) / 60)
+    return found[::-1], is_complete
+
+
+def _interrupted(connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure]) -> list[float]:
+    """Return the GPU-hours of the runs that each failure ended; a run counts once."""
+    uids = list({uid for failure in failures for uid in failure.pods})
+    runs = {
+        (cluster, uid): (begin_us, end_us, [each["requested"] for each in containers or []])
+        for cluster, uid, begin_us, end_us, containers in connection.execute(
+            _RUNS, {"pods": uids}
+        ).fetchall()
+    }
+    found = []
+    for failure in failures:
+        hours = 0.0
+        for uid in failure.pods:
+            begin_us, end_us, requests = runs.get((failure.gpu[0], uid), (0, None, []))
+            if end_us is None or not _END_US[0] <= end_us - failure.time_us <= _END_US[1]:
+                continue
+            del runs[failure.gpu[0], uid]
+            gpus = read_shape(requests, {}).gpus or 0.0
+            hours += gpus * max(0, failure.time_us - begin_us) / HOUR_US
+        found.append(hours)
+    return found
+
+
+REPORT: Final = Report(
+    name="faults",
+    summary="Show how often GPUs fail, and the GPU-hours that this costs.",
+    about=(
+        "A failure is a critical incident, or an XID 94, of a GPU in use or not; incidents of one"
+        " GPU belong to one failure until an hour passes without one. `Per GPU-year` has an exact"
+        " Poisson interval of 95 %. `Expected` is the number of failures at the rate of all GPUs of"
+        " the model. Rows that fail more often are first, with a note; the test allows for the"
+        " number of rows. `Lost GPU-hours` are time in which a GPU did not respond, and time after"
+        " a failure, at most a day, in which it was allocated and not yet used again."
+        " `Interrupted` are GPU-hours of runs that ended within ten minutes after a failure: what"
+        " they had computed since their last checkpoint is lost, too. Pods of services are not"
+        " included. Nodes that are drained, and hours without samples, are unknown to the report."
+        " Power headroom is left out, because the store has no power limits."
+    ),
+    examples={
+        "The last 30 days by model and node": "",
+        "GPU-hours by cause": "--by cause",
+        "Rates of models in a quarter": "--by model --window 90d",
+    },
+    columns=_COLUMNS,
+    texts=frozenset({"causes", "note"}),
+    dimensions=_DIMENSIONS,
+    default_by="model,node",
+    codes=("at least one GPU failed", "no GPU failed"),
+    read=_read,
+)
