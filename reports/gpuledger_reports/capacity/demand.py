@@ -11,21 +11,27 @@ from typing import Final
 
 import duckdb
 
+from gpuledger.store.views import with_nodes
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS
 from gpuledger_reports.capacity.waits import Key, create_waits, locate_waits, unmet_by_hour
 from gpuledger_reports.reading.times import Window
 
-_SQL: Final = """
-    SELECT epoch(hour)::BIGINT // 3600 AS hour_number, {columns},
+_BY_NODE: Final = """(
+    SELECT hour AS time, cluster, node, model,
         coalesce(sum(allocated_gpu_hours) FILTER (
             allocated_job_id IS NOT NULL OR allocated_pod_state <> 'unknown'), 0) AS allocated,
         coalesce(sum(allocated_gpu_hours) FILTER (allocated_pod_state = 'unknown'), 0) AS unknown,
         coalesce(sum(allocated_gpu_hours), 0) AS present
-    FROM usage_hourly
+    FROM usage_hourly_unnamed
     WHERE category = 'idle'
         AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
-    GROUP BY ALL ORDER BY hour_number
-"""
+    GROUP BY ALL
+)"""
+_SQL: Final = f"""
+    SELECT epoch(time)::BIGINT // 3600 AS hour_number, {{columns}},
+        sum(allocated), sum(unknown), sum(present)
+    FROM {with_nodes(_BY_NODE)} GROUP BY ALL ORDER BY hour_number
+"""  # noqa: S608  # no user's text
 Waiting = Mapping[Key, Mapping[int, float]]
 """GPUs for which pods of a group wait, by hour."""
 Hour = tuple[int, Key, float, float, float]

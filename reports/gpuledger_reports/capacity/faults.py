@@ -11,6 +11,7 @@ from typing import Final
 import duckdb
 import orjson
 
+from gpuledger.store.views import with_nodes
 from gpuledger_reports.capacity.failure_rates import binomial_tail, poisson_interval
 from gpuledger_reports.capacity.failures import (
     CONTAINED_ECC,
@@ -46,29 +47,36 @@ _BOARD: Final = "coalesce(parent_uuid, gpu_uuid)"
 _DIMENSIONS: Final[Mapping[str, str]] = {
     **GPU_DIMENSIONS,
     "node": "node",
-    "gpu": _BOARD,
+    "gpu": "gpu",
     _CAUSE: "NULL",
 }
 _HOURS_A_YEAR: Final = 8760
 _SIGNIFICANT: Final = 0.05
-_GPUS: Final = f"""
-WITH summed AS (
-    -- The newest day may have been summed up only in part.
-    SELECT coalesce(max(day), make_timestamptz($begin_us)) AS until FROM usage_daily
-),
-used AS (
-    SELECT usage_daily.* FROM usage_daily, summed
-    WHERE day >= make_timestamptz($begin_us) AND day < until
-        AND day + INTERVAL 1 day <= make_timestamptz($end_us)
-    UNION ALL BY NAME
-    SELECT usage_hourly.* FROM usage_hourly, summed
-    WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us) AND NOT (
-        date_trunc('day', hour) >= make_timestamptz($begin_us) AND date_trunc('day', hour) < until
-        AND date_trunc('day', hour) + INTERVAL 1 day <= make_timestamptz($end_us))
-)
-SELECT {{columns}}, cluster, node, {_BOARD}, model, sum(allocated_gpu_hours),
-    sum(unresponsive_ns * device_fraction) / 3.6e12
-FROM used WHERE category = 'idle' GROUP BY ALL
+_GPUS: Final = f"""(
+    WITH summed AS (
+        -- The newest day may have been summed up only in part.
+        SELECT coalesce(max(day), make_timestamptz($begin_us)) AS until FROM usage_daily_unnamed
+    ),
+    used AS (
+        SELECT day AS time, days.* FROM usage_daily_unnamed AS days, summed
+        WHERE day >= make_timestamptz($begin_us) AND day < until
+            AND day + INTERVAL 1 day <= make_timestamptz($end_us)
+        UNION ALL BY NAME
+        SELECT hour AS time, hours.* FROM usage_hourly_unnamed AS hours, summed
+        WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us) AND NOT (
+            date_trunc('day', hour) >= make_timestamptz($begin_us)
+            AND date_trunc('day', hour) < until
+            AND date_trunc('day', hour) + INTERVAL 1 day <= make_timestamptz($end_us))
+    )
+    SELECT cluster, node, {_BOARD} AS gpu, model, max(time) AS time,
+        sum(allocated_gpu_hours) AS gpu_hours,
+        sum(unresponsive_ns * device_fraction) / 3.6e12 AS unresponsive_hours
+    FROM used WHERE category = 'idle' GROUP BY ALL
+)"""  # noqa: S608  # no user's text
+"""Each GPU, with the time of its last row."""
+_SQL: Final = f"""
+SELECT {{columns}}, cluster, node, gpu, model, gpu_hours, unresponsive_hours
+FROM {with_nodes(_GPUS)}
 """  # noqa: S608  # no user's text
 _INCIDENTS: Final = f"""
 SELECT DISTINCT cluster, node, gpu_uuid, epoch_us(time) AS time_us, kind, xid, pods FROM incidents
@@ -78,14 +86,17 @@ ORDER BY time_us
 """  # noqa: S608  # no user's text
 # For each device, because instances of a GPU may be used again at different times.
 _STALLED: Final = f"""
-SELECT cluster, node, {_BOARD}, gpu_uuid, epoch_us(hour) // {HOUR_US}, max(device_fraction),
-    coalesce(bit_or(allocated_minutes) FILTER (allocated_pod_state IS NOT NULL
-        OR allocated_job_id IS NOT NULL), 0),
+WITH failed AS (
+    SELECT unnest($numbers) AS number, unnest($gpus) AS gpu,
+        date_trunc('hour', make_timestamptz(unnest($begins))) AS since,
+        make_timestamptz(unnest($ends)) AS until
+)
+SELECT number, gpu_uuid, max(device_fraction), epoch_us(hour) // {HOUR_US},
+    coalesce(bit_or(allocated_minutes) FILTER (allocated_job_id IS NOT NULL
+        OR allocated_pod_state <> 'unknown'), 0),
     coalesce(bit_or(used_minutes), 0), bool_or(category = 'idle' AND allocated_minutes IS NULL)
-FROM usage_hourly
-WHERE list_contains($gpus, {_BOARD}) AND hour >= make_timestamptz($begin_us)
-    AND hour < make_timestamptz($end_us) AND device_fraction IS NOT NULL
-GROUP BY ALL
+FROM usage_hourly_unnamed JOIN failed ON {_BOARD} = gpu AND hour >= since AND hour < until
+WHERE device_fraction IS NOT NULL GROUP BY ALL
 """  # noqa: S608  # no user's text
 _RUNS: Final = """
 SELECT cluster, pod_uid, epoch_us(min(coalesce(started_time, scheduled_time, created_time))),
@@ -204,7 +215,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     columns = ", ".join(f"{_DIMENSIONS[name]} AS {name}_" for name in question.by)
     table, gpus = _Table(question.by), {}
     for *key, cluster, node, gpu, model, hours, unresponsive in connection.execute(
-        _GPUS.format(columns=columns), times
+        _SQL.format(columns=columns), times
     ).fetchall():
         gpus[cluster, node, gpu] = (tuple(key), model)
         table.hours[tuple(key)][model] += hours or 0.0
@@ -243,27 +254,31 @@ def _stalled(
 
     Also returns whether this is known for all hours.
     """
-    devices: dict[Gpu, dict[tuple[str, float], dict[int, DeviceHour]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
-    uuids = list({failure.gpu[2] for failure in failures})
-    is_complete = True
-    for *gpu, device, hour, fraction, allocated, used, is_unknown in connection.execute(
-        _STALLED, {**times, "gpus": uuids}
-    ).fetchall():
-        is_complete &= not is_unknown
-        devices[gpu[0], gpu[1], gpu[2]][device, fraction][hour] = DeviceHour(allocated, used)
-    found, ends = [], dict[Gpu, int]()
+    ends, next_us = [], dict[Gpu, int]()
     for failure in reversed(failures):
         # The next failure of the GPU counts its own time.
-        end_us = min(failure.time_us + _STALLED_US, ends.get(failure.gpu, times["end_us"]))
-        ends[failure.gpu] = failure.time_us
-        minutes = [
-            fraction * stalled_minutes(failure.time_us, end_us, hours)
-            for (_, fraction), hours in devices[failure.gpu].items()
-        ]
-        found.append(sum(minutes) / 60)
-    return found[::-1], is_complete
+        last_us = next_us.get(failure.gpu, times["end_us"])
+        ends.append(min(failure.time_us + _STALLED_US, last_us))
+        next_us[failure.gpu] = failure.time_us
+    ends.reverse()
+    given = {
+        "numbers": [*range(len(failures))],
+        "gpus": [failure.gpu[2] for failure in failures],
+        "begins": [failure.time_us for failure in failures],
+        "ends": ends,
+    }
+    devices: dict[tuple[int, str, float], dict[int, DeviceHour]] = defaultdict(dict)
+    is_complete = True
+    for number, device, fraction, hour, allocated, used, is_unknown in connection.execute(
+        _STALLED, given
+    ).fetchall():
+        devices[number, device, fraction][hour] = DeviceHour(allocated, used)
+        is_complete &= not is_unknown
+    found = [0.0] * len(failures)
+    for (number, _, fraction), hours in devices.items():
+        minutes = stalled_minutes(failures[number].time_us, ends[number], hours)
+        found[number] += fraction * minutes / 60
+    return found, is_complete
 
 
 def _interrupted(connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure]) -> list[float]:

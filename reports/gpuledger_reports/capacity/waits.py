@@ -78,7 +78,7 @@ SELECT unsized_waits.*, shape, gpus, epoch(until_time - created_time) AS seconds
 FROM unsized_waits JOIN shapes USING (requests)
 """
 _FRACTIONS: Final = """
-SELECT mig_profile, max(device_fraction) FROM usage_hourly
+SELECT mig_profile, max(device_fraction) FROM usage_hourly_unnamed
 WHERE mig_profile IS NOT NULL AND device_fraction IS NOT NULL GROUP BY ALL
 """
 _LOCATED: Final = """

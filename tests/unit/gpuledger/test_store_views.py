@@ -16,7 +16,7 @@ from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.schema import TableSchema, table_uri
 from gpuledger.store.usage_schema import INVENTORY, USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.usage_schema import NODES as NODES_TABLE
-from gpuledger.store.views import READABLE, TABLES, create_views, valid_through
+from gpuledger.store.views import READABLE, TABLES, create_views, valid_through, with_nodes
 from gpuledger_sinks.store.maintainer import Maintainer, MaintenanceSettings
 from tests.default_topics import NAMESPACES, NODES
 from tests.unit.reports.stores import (
@@ -92,6 +92,21 @@ async def test_rows_get_names_that_came_after_them(table: str, tmp_path: Path) -
         (None, None, None, "uid-train", "train", *cluster),
         ("train-0", "train", vision, None, None, *cluster),
     ]
+
+
+async def test_unnamed_rows_have_the_same_sums_and_no_names_that_came_later(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, two_users())
+    await tell(on, record(), seconds=-100)
+    await tell_of(on, NODES, node())
+    await stored(on, tmp_path, events=1, pods=1, nodes=1)
+    sums = "SELECT category, sum(busy_ns), sum(allocated_gpu_hours) FROM {} GROUP BY ALL ORDER BY 1"
+    for table, period in [("usage_hourly", "hour"), ("usage_daily", "day")]:
+        unnamed = f"{table}_unnamed"
+        assert ask(tmp_path, sums.format(unnamed)) == ask(tmp_path, sums.format(table))
+        rows = f"(SELECT DISTINCT cluster, node, {period} AS time, pod FROM {unnamed})"  # noqa: S608  # our own file
+        sql = f"SELECT pod, node_pool FROM {with_nodes(rows)}"  # noqa: S608  # our own file
+        assert ask(tmp_path, sql) == [(None, "h100")]
 
 
 async def test_the_owner_of_a_known_pod_is_looked_up_but_not_that_of_a_foreign_one(
