@@ -13,7 +13,7 @@ import duckdb
 
 from gpuledger.store.views import with_nodes
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS
-from gpuledger_reports.capacity.waits import Key, create_waits, locate_waits, unmet_by_hour
+from gpuledger_reports.capacity.waits import create_waits, hourly_sql, locate_waits
 from gpuledger_reports.reading.times import Window
 
 _BY_NODE: Final = """(
@@ -32,6 +32,7 @@ _SQL: Final = f"""
         sum(allocated), sum(unknown), sum(present)
     FROM {with_nodes(_BY_NODE)} GROUP BY ALL ORDER BY hour_number
 """  # noqa: S608  # no user's text
+Key = tuple[str | None, ...]
 Waiting = Mapping[Key, Mapping[int, float]]
 """GPUs for which pods of a group wait, by hour."""
 Hour = tuple[int, Key, float, float, float]
@@ -80,7 +81,11 @@ def read_waiting(
     """Return the GPUs for which pods wait; `by` are names in `GPU_DIMENSIONS`."""
     create_waits(connection, window)
     locate_waits(connection)
-    return unmet_by_hour(connection, [GPU_DIMENSIONS[name] for name in by], "located_waits")
+    sql = hourly_sql([GPU_DIMENSIONS[name] for name in by], "located_waits")
+    waiting: dict[Key, dict[int, float]] = {}
+    for *key, hour, gpus in connection.execute(sql).fetchall():
+        waiting.setdefault(tuple(key), {})[hour] = gpus
+    return waiting
 
 
 def find_demand(hours: Iterable[Hour], waiting: Waiting) -> list[Demand]:

@@ -7,7 +7,7 @@ import duckdb
 
 from gpuledger.time_ranges import write_duration
 from gpuledger_reports.capacity.report import Answer, Question, Report, Row, plain_cell
-from gpuledger_reports.capacity.waits import create_waits, unmet_by_hour
+from gpuledger_reports.capacity.waits import create_waits, hourly_sql
 from gpuledger_reports.reading.times import HOUR_US
 
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -64,12 +64,14 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     create_waits(connection, question.window)
     columns = [f"{_DIMENSIONS[name]} AS {name}_" for name in question.by]
     hours = (question.window.end_us - question.window.begin_us) / HOUR_US
-    by_hour = unmet_by_hour(connection, columns)
+    names = ", ".join(f"{name}_" for name in question.by)
+    hourly = f"SELECT {names}, max(unmet_gpus) FROM ({hourly_sql(columns)}) GROUP BY ALL"  # noqa: S608  # our own names
+    highest = {tuple(key): gpus for *key, gpus in connection.execute(hourly).fetchall()}
     rows = []
     for found in connection.execute(_SQL.format(columns=", ".join(columns))).fetchall():
         key, amounts = found[: len(columns)], found[len(columns) :]
-        highest = max(by_hour.get(key, {}).values(), default=0.0)
-        rows.append(dict(zip(question.by, key, strict=True)) | _row(amounts, hours, highest))
+        row = _row(amounts, hours, highest.get(key, 0.0))
+        rows.append(dict(zip(question.by, key, strict=True)) | row)
     rows.sort(key=lambda row: (-(row["unmet_gpu_hours"] or 0), -row["waiting"], -row["pods"]))
     return Answer(rows=rows, notes=[*_notes(rows), *_longest(connection)])
 

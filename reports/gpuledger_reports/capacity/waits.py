@@ -104,12 +104,12 @@ FROM waits LEFT JOIN places USING (cluster, node)
 _HOURLY: Final = """
 SELECT {columns}, epoch_us(hour) // {hour_us} AS hour_number,
     sum(gpus * epoch(least(until_time, hour + INTERVAL 1 hour) - greatest(from_time, hour)) / 3600)
+        AS unmet_gpus
 FROM (
     SELECT *, unnest(range(date_trunc('hour', from_time), until_time, INTERVAL 1 hour)) AS hour
     FROM {waits} WHERE gpus IS NOT NULL
-) GROUP BY ALL ORDER BY ALL
+) GROUP BY ALL
 """
-Key = tuple[str | None, ...]
 
 
 def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
@@ -141,15 +141,9 @@ def locate_waits(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(_LOCATED)
 
 
-def unmet_by_hour(
-    connection: duckdb.DuckDBPyConnection, columns: Iterable[str], waits: str = "waits"
-) -> dict[Key, dict[int, float]]:
-    """Return the GPUs of waiting pods in each hour, in GPU-hours, by the values of columns.
+def hourly_sql(columns: Iterable[str], waits: str = "waits") -> str:
+    """Return the SQL for the GPUs of waiting pods, `unmet_gpus`, by columns and `hour_number`.
 
-    Hours are numbered from 1970; hours without waiting pods are left out.
+    Hours are numbered from 1970; hours without waiting pods have no row.
     """
-    sql = _HOURLY.format(columns=", ".join(columns), hour_us=HOUR_US, waits=waits)
-    unmet: dict[Key, dict[int, float]] = {}
-    for *key, hour, gpus in connection.execute(sql).fetchall():
-        unmet.setdefault(tuple(key), {})[hour] = gpus
-    return unmet
+    return _HOURLY.format(columns=", ".join(columns), hour_us=HOUR_US, waits=waits)
