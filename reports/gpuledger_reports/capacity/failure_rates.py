@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 _STEPS: Final = 60
+_NEGLIGIBLE: Final = 1e-17
 
 
 def poisson_interval(count: int, *, confidence: float = 0.95) -> tuple[float, float]:
@@ -27,20 +28,20 @@ def binomial_tail(count: int, trials: int, share: float) -> float:
         return 1.0
     if share <= 0:
         return 0.0
-    total = math.lgamma(trials + 1)
-    return min(
-        1.0,
-        math.fsum(
-            math.exp(
-                total
-                - math.lgamma(number + 1)
-                - math.lgamma(trials - number + 1)
-                + number * math.log(share)
-                + (trials - number) * math.log1p(-share)
-            )
-            for number in range(count, trials + 1)
-        ),
-    )
+    of_all, found = math.lgamma(trials + 1), 0.0
+    for number in range(count, trials + 1):
+        part = math.exp(
+            of_all
+            - math.lgamma(number + 1)
+            - math.lgamma(trials - number + 1)
+            + number * math.log(share)
+            + (trials - number) * math.log1p(-share)
+        )
+        found += part
+        # Beyond the mean, the parts become smaller and smaller.
+        if number > trials * share and part < found * _NEGLIGIBLE:
+            break
+    return min(1.0, found)
 
 
 def _poisson_to(count: int, mean: float) -> float:

@@ -87,9 +87,10 @@ ORDER BY time_us
 # For each device, because instances of a GPU may be used again at different times.
 _STALLED: Final = f"""
 WITH failed AS (
-    SELECT unnest($numbers) AS number, unnest($gpus) AS gpu,
-        date_trunc('hour', make_timestamptz(unnest($begins))) AS since,
-        make_timestamptz(unnest($ends)) AS until
+    SELECT number, gpu, date_trunc('hour', make_timestamptz(begin_us)) AS since,
+        make_timestamptz(end_us) AS until
+    FROM (SELECT unnest(from_json($failures, '[{{"number": "BIGINT", "gpu": "VARCHAR",
+        "begin_us": "BIGINT", "end_us": "BIGINT"}}]'), recursive := true))
 )
 SELECT number, gpu_uuid, max(device_fraction), epoch_us(hour) // {HOUR_US},
     coalesce(bit_or(allocated_minutes) FILTER (allocated_job_id IS NOT NULL
@@ -102,7 +103,7 @@ _RUNS: Final = """
 SELECT cluster, pod_uid, epoch_us(min(coalesce(started_time, scheduled_time, created_time))),
     epoch_us(max(coalesce(ended_time, deleted_time))),
     list(DISTINCT {'container': container, 'requested': requested}) FILTER (requested IS NOT NULL)
-FROM pods WHERE list_contains($pods, pod_uid)
+FROM pods WHERE pod_uid IN (SELECT unnest(from_json($pods, '["VARCHAR"]')))
     AND coalesce(owner_kind, '') NOT IN ('Deployment', 'ReplicaSet', 'StatefulSet', 'DaemonSet')
 GROUP BY ALL
 """
@@ -261,16 +262,15 @@ def _stalled(
         ends.append(min(failure.time_us + _STALLED_US, last_us))
         next_us[failure.gpu] = failure.time_us
     ends.reverse()
-    given = {
-        "numbers": [*range(len(failures))],
-        "gpus": [failure.gpu[2] for failure in failures],
-        "begins": [failure.time_us for failure in failures],
-        "ends": ends,
-    }
+    # As JSON, because a list of thousands of parameters takes seconds.
+    given = [
+        {"number": number, "gpu": each.gpu[2], "begin_us": each.time_us, "end_us": ends[number]}
+        for number, each in enumerate(failures)
+    ]
     devices: dict[tuple[int, str, float], dict[int, DeviceHour]] = defaultdict(dict)
     is_complete = True
     for number, device, fraction, hour, allocated, used, is_unknown in connection.execute(
-        _STALLED, given
+        _STALLED, {"failures": orjson.dumps(given).decode()}
     ).fetchall():
         devices[number, device, fraction][hour] = DeviceHour(allocated, used)
         is_complete &= not is_unknown
@@ -287,7 +287,7 @@ def _interrupted(connection: duckdb.DuckDBPyConnection, failures: Sequence[Failu
     runs = {
         (cluster, uid): (begin_us, end_us, [each["requested"] for each in containers or []])
         for cluster, uid, begin_us, end_us, containers in connection.execute(
-            _RUNS, {"pods": uids}
+            _RUNS, {"pods": orjson.dumps(uids).decode()}
         ).fetchall()
     }
     found = []

@@ -30,6 +30,7 @@ def test_the_interval_of_a_count_is_exact(count: int, low: float, high: float) -
         (10, 10, 1.0, 1.0),
         (1, 10, 0.0, 0.0),
         (2, 3, 0.25, 10 / 64),
+        (1, 100_000, 1e-5, 1 - (1 - 1e-5) ** 100_000),
     ],
 )
 def test_the_probability_of_so_many_failures(
