@@ -16,8 +16,8 @@ from gpuledger_reports.capacity.report import GPU_DIMENSIONS
 from gpuledger_reports.capacity.waits import create_waits, hourly_sql, locate_waits
 from gpuledger_reports.reading.times import Window
 
-_BY_NODE: Final = """(
-    SELECT hour AS time, cluster, node, model,
+_SUMS: Final = """(
+    SELECT hour AS time, {keys},
         coalesce(sum(allocated_gpu_hours) FILTER (
             allocated_job_id IS NOT NULL OR allocated_pod_state <> 'unknown'), 0) AS allocated,
         coalesce(sum(allocated_gpu_hours) FILTER (allocated_pod_state = 'unknown'), 0) AS unknown,
@@ -27,11 +27,13 @@ _BY_NODE: Final = """(
         AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
     GROUP BY ALL
 )"""
-_SQL: Final = f"""
-    SELECT epoch(time)::BIGINT // 3600 AS hour_number, {{columns}},
+_SQL: Final = """
+    SELECT epoch(time)::BIGINT // 3600 AS hour_number, {columns},
         sum(allocated), sum(unknown), sum(present)
-    FROM {with_nodes(_BY_NODE)} GROUP BY ALL ORDER BY hour_number
-"""  # noqa: S608  # no user's text
+    FROM {sums} GROUP BY ALL ORDER BY hour_number
+"""
+_OF_DEVICES: Final = ("cluster", "model")
+"""The columns that need no description of the node."""
 Key = tuple[str | None, ...]
 Waiting = Mapping[Key, Mapping[int, float]]
 """GPUs for which pods of a group wait, by hour."""
@@ -70,8 +72,12 @@ def read_demand(
 
     `connection` has the store's views; `by` are names in `GPU_DIMENSIONS`.
     """
-    columns = ", ".join(GPU_DIMENSIONS[name] for name in by)
-    rows = connection.execute(_SQL.format(columns=columns), window._asdict()).fetchall()
+    columns = [GPU_DIMENSIONS[name] for name in by]
+    sums = _SUMS.format(keys=", ".join(_OF_DEVICES))
+    if not {*columns} <= {*_OF_DEVICES}:
+        sums = with_nodes(_SUMS.format(keys=", ".join(("node", *_OF_DEVICES))))
+    sql = _SQL.format(columns=", ".join(columns), sums=sums)
+    rows = connection.execute(sql, window._asdict()).fetchall()
     return find_demand(((row[0], tuple(row[1:-3]), *row[-3:]) for row in rows), waiting)
 
 

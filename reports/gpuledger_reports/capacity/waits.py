@@ -130,6 +130,7 @@ def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
         shapes = [(requests, *read_shape(requests, fractions)) for (requests,) in found]
         connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
     connection.execute(_SIZED, {"begin_us": window.begin_us})
+    connection.execute("DROP TABLE unsized_waits")
 
 
 def locate_waits(connection: duckdb.DuckDBPyConnection) -> None:

@@ -67,6 +67,18 @@ def test_an_instance_counts_as_its_part_of_the_gpu(tmp_path: Path) -> None:
     assert found.allocated == pytest.approx((2 / 7,) * 2)
 
 
+def test_an_hour_counts_to_the_pool_that_its_node_then_had(tmp_path: Path) -> None:
+    usage = [allocated(hour, "train") for hour in range(4)]
+    nodes = [node_row(node_pool="old"), node_row(hour=2, node_pool="new")]
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(tmp_path, usage_hourly=usage, nodes=nodes))
+        found = read_demand(connection, ("pool", "model"), window=WINDOW, waiting={})
+    assert {demand.key: demand.allocated for demand in found} == {
+        ("old", "H100"): (1.0, 0.0),
+        ("new", "H100"): (1.0,),
+    }
+
+
 def test_a_store_without_usage_has_no_demand(tmp_path: Path) -> None:
     assert demand_of(tmp_path, [allocated(0, "train")]) == []  # before the window
 
