@@ -49,6 +49,10 @@ def _check_workloads(fleet: Fleet, nodes: dict[str, list[FleetNode]]) -> None:
             low, high = getattr(workload, name) or (0, 0)
             if low > high:
                 raise UserError(f"{where}.{name}: {low} is above {high}; write the lower one first")
+        if workload.grows_to and workload.grows_to <= workload.pods:
+            raise UserError(
+                f"{where}.grows_to: {workload.grows_to} is not more than pods: {workload.pods}"
+            )
         if teams.setdefault(workload.namespace, workload.team) != workload.team:
             raise UserError(
                 f"{where}.team: {workload.team!r} differs from team"

@@ -1,9 +1,8 @@
 """A fleet planned for one period: which pod has which devices from which minute to which.
 
 A small scheduler plays the period from event to event: runs start, wait until they fit, end, and
-are ended by failures. It packs pods like the Kubernetes scheduler with the strategy
-`MostAllocated`. Everything happens at whole minutes since the start of the period, so that the
-plan's sums are whole nanoseconds. Everything random comes from the seed.
+are ended by failures. Everything happens at whole minutes since the start of the period, so that
+the plan's sums are whole nanoseconds. Everything random comes from the seed.
 """
 
 import heapq
@@ -127,8 +126,8 @@ class Slots(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FleetPod:
-    """A pod with its devices. Times are in minutes."""
+class FleetRequest:
+    """A pod, which may still wait for a node. Times are in minutes."""
 
     workload: Workload
     """The workload of the pod."""
@@ -140,14 +139,27 @@ class FleetPod:
     """The runtime's id of the pod's only container."""
     number: int
     """Number of the pod in the fleet, from 0."""
+    created: int
+    """Creation of the pod."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FleetPod(FleetRequest):
+    """A pod with its devices."""
+
     node: FleetNode
     """Its node."""
     slots: list[Slots]
     """Its devices."""
     start: int
-    """Start."""
+    """Start: until then, the pod waited for a node."""
     end: int
     """End; the end of the period if it then still runs."""
+
+    @property
+    def waited(self) -> int:
+        """The time for which it waited for its node."""
+        return self.start - self.created
 
     @property
     def used_slots(self) -> list[Slots]:
@@ -196,7 +208,9 @@ class FleetPlan:
     nodes: list[FleetNode]
     """All nodes."""
     pods: list[FleetPod]
-    """All pods in order of their start."""
+    """All pods that got a node, in order of their start."""
+    waiting: list[FleetRequest]
+    """The pods that still wait for a node at the end of the period."""
     xids: list[FleetXid]
     """The XIDs of flaky nodes in order of time."""
 
@@ -228,6 +242,8 @@ class FleetPlan:
         if pod.workload.pattern == "office":
             # Noise of a quarter on top of the curve of the day.
             weight = 0.75 * _office_weight(self.begin_ns // NS_PER_HOUR + hour) + 0.25 * weight
+        if random.random() < pod.workload.idle_hours:
+            return 0
         first = pod.slots[0]
         device = pod.node.devices[first.device]
         ppm = round(10_000 * (low + (high - low) * weight)) * 100
@@ -284,6 +300,7 @@ def plan_fleet(fleet: Fleet, *, begin_ns: int, days: int) -> FleetPlan:
         days=days,
         nodes=nodes,
         pods=sorted(scheduler.pods, key=lambda pod: (pod.start, pod.number)),
+        waiting=[request for _, request in scheduler.waiting],
         xids=scheduler.xids,
     )
 
@@ -368,6 +385,7 @@ class _Running:
     """A pod that runs."""
 
     place: _Place
+    request: FleetRequest
     node: FleetNode
     slots: list[Slots]
     start: int
@@ -386,7 +404,8 @@ class _Scheduler:
         self._events: list[tuple[int, int, int, Callable[[], None]]] = []
         self._orders = count()
         self._free = {node: [set(range(device.slots)) for device in node.devices] for node in nodes}
-        self._waiting: list[_Place] = []
+        self.waiting: list[tuple[_Place, FleetRequest]] = []
+        self._numbers = count()
         self._running: dict[FleetNode, list[_Running]] = {node: [] for node in nodes}
 
     def run(self) -> None:
@@ -398,7 +417,7 @@ class _Scheduler:
         for flaky in self._fleet.flaky_nodes:
             self._plan_xids(flaky)
         for workload in self._fleet.workloads:
-            for number in range(workload.pods):
+            for number in range(workload.grows_to or workload.pods):
                 self._open(workload, number)
         while self._events and self._events[0][0] < self._minutes:
             self._now, _, _, act = heapq.heappop(self._events)
@@ -421,29 +440,45 @@ class _Scheduler:
             place.left = random.randint(1, _draw_minutes(random, workload.run_hours))
             if random.random() < _PAUSED_AT_START:
                 first = random.randint(1, _draw_minutes(random, workload.pause_hours))
+        if workload.grows_to and number >= workload.pods:
+            added, of = number - workload.pods + 1, workload.grows_to - workload.pods + 1
+            first += self._minutes * added // of
         self._at(first, partial(self._request_run, place), is_start=True)
 
     def _request_run(self, place: _Place) -> None:
-        self._waiting.append(place)
+        workload, number = place.workload, next(self._numbers)
+        key = f"{workload.namespace}/{workload.name}/{number}"
+        container = identities.container_id(self._fleet.seed, self._begin_ns, key)
+        request = FleetRequest(
+            workload=workload,
+            name=f"{workload.name}-{container[:10]}-{container[10:15]}",
+            uid=identities.run_uuid(self._fleet.seed, self._begin_ns, f"pod/{key}"),
+            container_id=container,
+            number=number,
+            created=self._now,
+        )
+        self.waiting.append((place, request))
         self._place_waiting()
 
     def _place_waiting(self) -> None:
         """Start all waiting runs that fit; a smaller run may overtake a larger one."""
-        waiting, self._waiting = self._waiting, []
-        for place in waiting:
+        waiting, self.waiting = self.waiting, []
+        for place, request in waiting:
             found = self._find_room(place.workload)
             if found is None:
-                self._waiting.append(place)
+                self.waiting.append((place, request))
                 continue
             node, slots = found
             for device, numbers in slots:
                 self._free[node][device] -= set(numbers)
-            running = _Running(place=place, node=node, slots=slots, start=self._now)
+            running = _Running(
+                place=place, request=request, node=node, slots=slots, start=self._now
+            )
             self._running[node].append(running)
             self._at(self._now + place.left, partial(self._finish, running))
 
     def _find_room(self, workload: Workload) -> tuple[FleetNode, list[Slots]] | None:
-        """Return the fullest node on which a pod fits, and its slots there."""
+        """Return the pool's choice of the nodes on which a pod fits, and its slots there."""
         best: tuple[int, FleetNode, list[Slots]] | None = None
         for node in self._nodes:
             if node.pool.name != workload.pool or node.is_down(self._now):
@@ -464,8 +499,9 @@ class _Scheduler:
                 fits = bool(fitting)
                 fullest = min(fitting)[1] if fits else 0
                 found = [Slots(fullest, tuple(free.get(fullest, ())[: workload.units]))]
-            if fits and (best is None or left < best[0]):
-                best = left, node, found
+            rank = left if node.pool.placement == "pack" else -left
+            if fits and (best is None or rank < best[0]):
+                best = rank, node, found
         return None if best is None else best[1:]
 
     def _finish(self, running: _Running) -> None:
@@ -521,22 +557,14 @@ class _Scheduler:
 
     def _end(self, running: _Running) -> FleetPod | None:
         """Free the devices of a pod and return the pod; `None` if it ends when it starts."""
-        node, workload = running.node, running.place.workload
+        node = running.node
         self._running[node].remove(running)
         for device, numbers in running.slots:
             self._free[node][device] |= set(numbers)
         if running.start == self._now:
             return None
-        number = len(self.pods)
-        key = f"{workload.namespace}/{workload.name}/{number}"
-        uid = identities.run_uuid(self._fleet.seed, self._begin_ns, f"pod/{key}")
-        container = identities.container_id(self._fleet.seed, self._begin_ns, key)
         pod = FleetPod(
-            workload=workload,
-            name=f"{workload.name}-{container[:10]}-{container[10:15]}",
-            uid=uid,
-            container_id=container,
-            number=number,
+            **vars(running.request),
             node=node,
             slots=running.slots,
             start=running.start,

@@ -28,6 +28,8 @@ from gpuledger.records import (
     NamespaceRecord,
     NodeRecord,
     NodeSample,
+    PendingContainer,
+    PendingPodRecord,
     PodContainer,
     PodRecord,
     ProcessKind,
@@ -44,10 +46,12 @@ from gpuledger_simulator.fleet.plan import (
     FleetNode,
     FleetPlan,
     FleetPod,
+    FleetRequest,
     FleetXid,
     Loss,
     Slots,
 )
+from gpuledger_simulator.fleet.schema import Pool
 from gpuledger_simulator.gpu_models import SimulatedInstance
 
 _CONTAINER: Final = "main"
@@ -77,6 +81,7 @@ class FleetRecords:
     def __init__(self, plan: FleetPlan, *, topics: Topics) -> None:
         """Make the records of `plan` for these topics."""
         self._plan, self._topics = plan, topics
+        self._pools = {pool.name: pool for pool in plan.fleet.pools}
 
     def of_day(self, day: int) -> list[FleetRecord]:
         """Return the records of a day of the plan, from 0, in order of time.
@@ -86,6 +91,7 @@ class FleetRecords:
         """
         first, end = day * MINUTES_A_DAY, (day + 1) * MINUTES_A_DAY
         found = list(self._of_cluster()) if not day else []
+        found += self._of_queue(first, end)
         for node in self._plan.nodes:
             found += self._of_node(node, first, end)
         # Stable, so that records of the same time stay in the order in which they are made.
@@ -93,9 +99,8 @@ class FleetRecords:
 
     def _of_cluster(self) -> Iterator[FleetRecord]:
         plan = self._plan
-        pools = {pool.name: pool for pool in plan.fleet.pools}
         namespaces = {
-            (pools[each.pool].cluster, each.namespace): each for each in plan.fleet.workloads
+            (self._pools[each.pool].cluster, each.namespace): each for each in plan.fleet.workloads
         }
         for (cluster, name), workload in namespaces.items():
             record = NamespaceRecord(
@@ -124,6 +129,15 @@ class FleetRecords:
             )
             yield self._record(self._topics.nodes, node.key, record_of_node, node=node)
             yield self._inventory(node, 0)
+
+    def _of_queue(self, first: int, end: int) -> Iterator[FleetRecord]:
+        for pod in self._plan.pods:
+            if pod.waited:
+                if first <= pod.created < end:
+                    yield self._pending(pod)
+                if first <= pod.start < end:
+                    yield self._pending(pod, left=pod.start)
+        yield from (self._pending(pod) for pod in self._plan.waiting if first <= pod.created < end)
 
     def _of_node(self, node: FleetNode, first: int, end: int) -> Iterator[FleetRecord]:
         pods = self._plan.pods_of[node]
@@ -197,6 +211,36 @@ class FleetRecords:
             self._topics.samples, node.key, sample, node=node, time_ns=sample.time_ns
         )
 
+    def _pending(self, pod: FleetRequest, *, left: int | None = None) -> FleetRecord:
+        workload = pod.workload
+        created_ns = self._plan.time_ns(pod.created)
+        time_ns = created_ns if left is None else self._plan.time_ns(left)
+        pool = self._pools[workload.pool]
+        resource = _resource(pool, workload.profile)
+        record = PendingPodRecord(
+            cluster=pool.cluster,
+            uid=pod.uid,
+            namespace=workload.namespace,
+            name=pod.name,
+            owner_kind=workload.kind,
+            owner_name=workload.name,
+            labels={"team": workload.team, **workload.labels},
+            containers=[
+                PendingContainer(
+                    name=_CONTAINER,
+                    requested=ContainerRequest(resources={resource: workload.units}),
+                )
+            ],
+            queue=workload.queue,
+            reason="Unschedulable",
+            message=f"0/{pool.nodes} nodes are available: {pool.nodes} Insufficient {resource}.",
+            created_time_ns=created_ns,
+            left_time_ns=None if left is None else time_ns,
+            resource_version=str(4 * pod.number + (1 if left is None else 2)),
+        )
+        key = key_in(record.cluster, record.uid)
+        return self._record(self._topics.pending_pods, key, record, time_ns=time_ns)
+
     def _pod(self, pod: FleetPod, *, is_deleted: bool = False) -> FleetRecord:
         workload, node, start_ns = pod.workload, pod.node, self._plan.time_ns(pod.start)
         end_ns = self._plan.time_ns(pod.end)
@@ -213,7 +257,7 @@ class FleetRecords:
                 PodContainer(
                     name=_CONTAINER,
                     requested=ContainerRequest(
-                        resources={_resource(node, pod.slots[0]): workload.units}
+                        resources={_resource(node.pool, workload.profile): workload.units}
                     ),
                     container_id=pod.container_id,
                     restarts=0,
@@ -222,11 +266,12 @@ class FleetRecords:
                 )
             ],
             phase="Succeeded" if is_deleted else "Running",
-            created_time_ns=start_ns,
+            created_time_ns=self._plan.time_ns(pod.created),
+            scheduled_time_ns=start_ns,
             started_time_ns=start_ns,
             ended_time_ns=end_ns if is_deleted else None,
             deleted_time_ns=end_ns + _GONE_NS if is_deleted else None,
-            resource_version=str(2 * pod.number + 1 + is_deleted),
+            resource_version=str(4 * pod.number + 3 + is_deleted),
         )
         time_ns = end_ns + _GONE_NS if is_deleted else start_ns
         key = key_in(record.cluster, record.uid)
@@ -440,12 +485,11 @@ def _pid(pod: FleetPod, slots: Slots) -> int:
     return 2_000 + 16 * pod.number + slots.device % 16
 
 
-def _resource(node: FleetNode, slots: Slots) -> str:
-    """Return the resource that a pod requests for a device."""
-    instance = node.devices[slots.device].instance
-    if instance:
-        return f"nvidia.com/mig-{instance.profile}"
-    return "aliyun.com/gpu-mem" if node.pool.sharing == "memory" else "nvidia.com/gpu"
+def _resource(pool: Pool, profile: str | None) -> str:
+    """Return the resource that a pod requests."""
+    if profile:
+        return f"nvidia.com/mig-{profile}"
+    return "aliyun.com/gpu-mem" if pool.sharing == "memory" else "nvidia.com/gpu"
 
 
 def _allocations_of(pod: FleetPod) -> Iterator[DeviceAllocation]:
@@ -462,7 +506,7 @@ def _allocations_of(pod: FleetPod) -> Iterator[DeviceAllocation]:
             yield DeviceAllocation(
                 gpu_uuid=given.gpu.uuid,
                 device_id=device_id,
-                resource_name=_resource(pod.node, slots),
+                resource_name=_resource(pod.node.pool, pod.workload.profile),
                 namespace=pod.workload.namespace,
                 pod=pod.name,
                 container=_CONTAINER,

@@ -42,6 +42,9 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     - `memory`: pods get memory by GiB, as with Alibaba's cGPU."""
     time_slices: Annotated[int, Meta(ge=2, le=48)] = 4
     """With `time-slicing`: number of time slices of a GPU."""
+    placement: Literal["pack", "spread"] = "pack"
+    """On which node a pod is placed, of those with room: the fullest or the emptiest, as by
+    `MostAllocated` and `LeastAllocated` of the Kubernetes scheduler."""
     instance_type: Text | None = None
     """The provider's machine type."""
     zone: Text | None = None
@@ -68,7 +71,11 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pool: Name
     """Pool on which the pods run."""
     pods: Count = 1
-    """Number of pods at the same time."""
+    """Number of pods at the same time; those that do not fit wait."""
+    grows_to: Count | None = None
+    """Number of pods at the same time at the end of the period, if it grows."""
+    queue: Text | None = None
+    """The queue in which the pods wait, as Kueue names it."""
     units: Count = 1
     """Number of GPUs or MIG instances that a pod requests; on a shared GPU, of time slices or
     GiB."""
@@ -78,6 +85,8 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """MIG profile that the pods request, if the pool is partitioned."""
     busy: tuple[Share, Share] = (0.5, 0.9)
     """Lowest and highest share of an hour in which the kernels of a pod run."""
+    idle_hours: Share = 0
+    """Share of the hours in which no kernels of a pod run."""
     pattern: Literal["steady", "office"] = "steady"
     """How the load changes: at random, or with the hours of the day and the days of the week."""
     memory_gib: Annotated[float, Meta(ge=0, le=1_000)]

@@ -84,6 +84,30 @@ def test_a_pod_is_never_busy_beyond_its_part_of_a_device(seed: int) -> None:
         assert truth.used_ns + truth.unresponsive_ns <= truth.allocated_ns
 
 
+@given(seed=st.integers(min_value=0, max_value=10**6))
+def test_a_pod_waits_only_while_no_node_has_room(seed: int) -> None:
+    plan = planned(seed)
+    waits = [
+        *((pod.created, pod.start) for pod in plan.pods if pod.workload.name == "a"),
+        *((pod.created, plan.minutes) for pod in plan.waiting if pod.workload.name == "a"),
+    ]
+    for created, start in waits:
+        for minute in {created, *(other.end for other in plan.pods)}:
+            if not created <= minute < start:
+                continue
+            for node in plan.nodes:
+                if node.pool.name == "whole" and not node.is_down(minute):
+                    taken = {
+                        each.device
+                        for other in plan.pods_of[node]
+                        if other.start <= minute < other.end
+                        for each in other.slots
+                    }
+                    lost = {gpu for gpu in range(2) if node.is_lost(gpu, minute)}
+                    assert taken | lost
+    assert any(created < start for created, start in waits)
+
+
 def test_xids_end_the_pods_of_their_gpu() -> None:
     plan = planned(3)
     assert {xid.node.name for xid in plan.xids} == {"whole-0"}
@@ -122,6 +146,10 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         "workloads[5].profile: 2g.20gb is not a profile of pool mig; available: 1g.10gb, 3g.40gb",
     ),
     (lambda c: c["workloads"][1].update(busy=[0.9, 0.1]), "workloads[1].busy: 0.9 is above 0.1"),
+    (
+        lambda c: c["workloads"][0].update(grows_to=3),
+        "workloads[0].grows_to: 3 is not more than pods: 3",
+    ),
     (lambda c: c["workloads"][1].update(team="y"), "workloads[1].team: 'y' differs from team 'x'"),
     (
         lambda c: c["lost_gpus"][0].update(gpu=2),
