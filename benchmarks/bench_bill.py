@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 
 import duckdb
 from deltalake import DeltaTable
-from deltalake.transaction import AddAction
 
 from benchmarks.figure import Figure
-from gpuledger.store.schema import PARTITION_COLUMN, PODS, TableSchema, table_uri
+from benchmarks.processes import own_peak_bytes
+from benchmarks.synthetic_store import commit_files, write_rows
+from gpuledger.store.schema import PARTITION_COLUMN, PODS, table_uri
 from gpuledger.store.usage_schema import INVENTORY, NODES, USAGE_HOURLY
 from gpuledger_reports.pricing.billing import BillMaker
 from gpuledger_reports.pricing.periods import parse_window
@@ -30,7 +31,6 @@ DAYS: Final = 30
 _ROUNDS: Final = 3
 _SLEW_NS: Final = 10_000
 _SLEWED_DAYS: Final = 2
-_BYTES_PER_KIB: Final = 1024
 # In an hour, 15 of 100 devices have no pod, 15 have two pods that share them, and 70 have one; each
 # pod runs for half a day on the GPUs of one node. Every hour is covered to the last nanosecond, or
 # by a node's clock that is slewed by at most this much.
@@ -171,10 +171,7 @@ def _measured_apart(store: str, by: tuple[str, ...]) -> _Measured:
 def _measure_bills(store: str, by: tuple[str, ...]) -> _Measured:
     rounds = [_bill_seconds(store, by) for _ in range(_ROUNDS)]
     seconds, cpu_seconds = (min(each) for each in zip(*rounds, strict=True))
-    # Not getrusage, whose maximum includes the process from which this one was forked.
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    peak_kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
-    return _Measured(seconds, cpu_seconds, int(peak_kib) * _BYTES_PER_KIB)
+    return _Measured(seconds, cpu_seconds, own_peak_bytes())
 
 
 def _bill_seconds(store: str, by: tuple[str, ...]) -> tuple[float, float]:
@@ -205,79 +202,18 @@ def _write_store(store: Path, days: int, *, slew_ns: int) -> None:
         connection.execute("SET TimeZone = 'UTC'")
         for day in range(days):
             folder = store / USAGE_HOURLY.name / f"{PARTITION_COLUMN}={_day_text(day)}"
-            folder.mkdir(parents=True)
             given = {"day": day, "gpus": GPUS, "slew_ns": slew_ns}
             # In the order in which rollups write it: hour after hour, and by device.
-            order = "hour, node, gpu_uuid"
-            _write_rows(connection, USAGE_HOURLY, f"FROM ({_ROWS})", folder, given, order=order)
+            write_rows(connection, USAGE_HOURLY, _ROWS, folder, given, order="hour, node, gpu_uuid")
         connection.execute(
             "CREATE VIEW usage_hourly AS"
             f" FROM read_parquet('{store}/{USAGE_HOURLY.name}/*/*.parquet')"
         )
         for schema, rows in ((PODS, _PODS), (NODES, _NODES), (INVENTORY, _INVENTORY)):
-            (store / schema.name).mkdir()
-            _write_rows(connection, schema, f"FROM ({rows})", store / schema.name, {})
+            write_rows(connection, schema, rows, store / schema.name)
     for schema in (USAGE_HOURLY, PODS, NODES, INVENTORY):
-        _commit_files(store, schema)
-
-
-def _write_rows(
-    connection: duckdb.DuckDBPyConnection,
-    schema: TableSchema,
-    rows: str,
-    folder: Path,
-    given: dict[str, int],
-    *,
-    order: str = "ALL",
-) -> None:
-    """Write the result of a query as a Parquet file with all columns of a table."""
-    names = {column.name: _type_of(str(column.kind)) for column in schema.columns}
-    made = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in names.items())
-    empty = ", ".join(f"NULL AS {name}" for name in names)
-    connection.execute(
-        f"COPY (SELECT {made} FROM (SELECT {empty} WHERE false UNION ALL BY NAME ({rows}))"  # noqa: S608  # the table's own names
-        f" ORDER BY {order}) TO '{folder}/rows.parquet' (FORMAT parquet, COMPRESSION zstd)",
-        given,
-    )
-
-
-def _commit_files(store: Path, schema: TableSchema) -> None:
-    """Create a Delta table from the files in its folder."""
-    table = store / schema.name
-    partition_by = list(schema.partition_by)
-    written = DeltaTable.create(str(table), schema.arrow, partition_by=partition_by or None)
-    written.create_write_transaction(
-        [
-            AddAction(
-                path=str(file.relative_to(table)),
-                size=file.stat().st_size,
-                partition_values=dict(
-                    [folder.split("=")] if (folder := file.parent.name).count("=") else []
-                ),
-                modification_time=0,
-                data_change=True,
-                stats="{}",
-            )
-            for file in sorted(table.rglob("*.parquet"))
-        ],
-        mode="append",
-        schema=written.schema(),
-        partition_by=partition_by or None,
-    )
+        commit_files(store, schema)
 
 
 def _day_text(day: int) -> str:
     return f"2026-10-{day + 1:02}"
-
-
-def _type_of(arrow: str) -> str:
-    """Return DuckDB's type of an Arrow type."""
-    kinds = {
-        "Utf8": "VARCHAR",
-        "Boolean": "BOOLEAN",
-        "Int32": "INTEGER",
-        "Int64": "BIGINT",
-        "Date32": "DATE",
-    }
-    kinds |= {"Timestamp": "TIMESTAMPTZ", "Decimal128": "DECIMAL(38, 0)"}
-    return next(kind for name, kind in kinds.items() if name in arrow)
