@@ -60,13 +60,9 @@ def _check_workloads(fleet: Fleet, nodes: dict[str, list[FleetNode]]) -> None:
                 " per namespace"
             )
         node = nodes[workload.pool][0]
-        fitting = [
-            device
-            for device in node.devices
-            if (device.instance.profile if device.instance else None) == workload.profile
-        ]
+        fitting = [device for device in node.devices if device.profile == workload.profile]
         if not fitting:
-            profiles = sorted({each.instance.profile for each in node.devices if each.instance})
+            profiles = sorted({each.profile for each in node.devices if each.profile})
             raise UserError(
                 f"{where}.profile: {workload.profile} is not a profile of pool {workload.pool};"
                 f" available: {', '.join(profiles) or 'none, because it is not partitioned'}"

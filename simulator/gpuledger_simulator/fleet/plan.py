@@ -48,6 +48,11 @@ class FleetDevice:
     """Number of parts: time slices or GiB of a shared GPU, otherwise 1."""
 
     @property
+    def profile(self) -> str | None:
+        """The MIG profile; `None` for a whole GPU."""
+        return self.instance.profile if self.instance else None
+
+    @property
     def size(self) -> Fraction:
         """The device's part of the physical GPU."""
         instance = self.instance
@@ -486,7 +491,7 @@ class _Scheduler:
             free = {
                 number: sorted(self._free[node][number])
                 for number, device in enumerate(node.devices)
-                if (device.instance.profile if device.instance else None) == workload.profile
+                if device.profile == workload.profile
                 and not node.is_lost(device.gpu.index, self._now)
             }
             left = sum(map(len, free.values()))

@@ -5,7 +5,9 @@ one `NodeSample`, which the join books like a sample of a second: its interval i
 month has thousands of samples instead of millions, and the same sums per minute.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -51,7 +53,7 @@ from gpuledger_simulator.fleet.plan import (
     Loss,
     Slots,
 )
-from gpuledger_simulator.fleet.schema import Pool
+from gpuledger_simulator.fleet.schema import Pool, Workload
 from gpuledger_simulator.gpu_models import SimulatedInstance
 
 _CONTAINER: Final = "main"
@@ -63,6 +65,10 @@ _GONE_NS: Final = 2 * NS_PER_SECOND
 """Time from the end of a pod to its deletion from the API server."""
 _MINUTE_SECONDS: Final = 60
 _GIB: Final = 1 << 30
+_MILLICORES_PER_GPU: Final = 16_000
+_HOST_BYTES_PER_GPU: Final = 128 * _GIB
+_REQUESTED: Final = Fraction(3, 4)
+"""The part of a node's CPU and memory for a GPU that a pod with this GPU requests."""
 _LOST_XID: Final = 79
 
 
@@ -82,6 +88,7 @@ class FleetRecords:
         """Make the records of `plan` for these topics."""
         self._plan, self._topics = plan, topics
         self._pools = {pool.name: pool for pool in plan.fleet.pools}
+        self._first_nodes = {node.pool.name: node for node in reversed(plan.nodes)}
 
     def of_day(self, day: int) -> list[FleetRecord]:
         """Return the records of a day of the plan, from 0, in order of time.
@@ -123,6 +130,9 @@ class FleetRecords:
                 zone=pool.zone,
                 region=pool.region,
                 capacity_type=pool.capacity_type,
+                allocatable_cpu_millicores=pool.gpus * _MILLICORES_PER_GPU,
+                allocatable_memory_bytes=pool.gpus * _HOST_BYTES_PER_GPU,
+                allocatable_resources=_allocatable(node),
                 labels={"kubernetes.io/hostname": node.name},
                 created_time_ns=plan.begin_ns,
                 resource_version="1",
@@ -231,6 +241,7 @@ class FleetRecords:
                     requested=ContainerRequest(resources={resource: workload.units}),
                 )
             ],
+            **self._host_requests(workload),
             queue=workload.queue,
             reason="Unschedulable",
             message=f"0/{pool.nodes} nodes are available: {pool.nodes} Insufficient {resource}.",
@@ -240,6 +251,16 @@ class FleetRecords:
         )
         key = key_in(record.cluster, record.uid)
         return self._record(self._topics.pending_pods, key, record, time_ns=time_ns)
+
+    def _host_requests(self, workload: Workload) -> dict[str, Any]:
+        """Return the CPU and memory that a pod requests, by field."""
+        devices = self._first_nodes[workload.pool].devices
+        device = next(each for each in devices if each.profile == workload.profile)
+        gpus = workload.units * device.size / device.slots
+        return {
+            "requested_cpu_millicores": int(gpus * _REQUESTED * _MILLICORES_PER_GPU),
+            "requested_memory_bytes": int(gpus * _REQUESTED * _HOST_BYTES_PER_GPU),
+        }
 
     def _pod(self, pod: FleetPod, *, is_deleted: bool = False) -> FleetRecord:
         workload, node, start_ns = pod.workload, pod.node, self._plan.time_ns(pod.start)
@@ -266,6 +287,7 @@ class FleetRecords:
                 )
             ],
             phase="Succeeded" if is_deleted else "Running",
+            **self._host_requests(workload),
             created_time_ns=self._plan.time_ns(pod.created),
             scheduled_time_ns=start_ns,
             started_time_ns=start_ns,
@@ -490,6 +512,13 @@ def _resource(pool: Pool, profile: str | None) -> str:
     if profile:
         return f"nvidia.com/mig-{profile}"
     return "aliyun.com/gpu-mem" if pool.sharing == "memory" else "nvidia.com/gpu"
+
+
+def _allocatable(node: FleetNode) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for device in node.devices:
+        found[_resource(node.pool, device.profile)] += device.slots
+    return dict(found)
 
 
 def _allocations_of(pod: FleetPod) -> Iterator[DeviceAllocation]:
