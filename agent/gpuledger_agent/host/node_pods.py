@@ -282,6 +282,10 @@ class PodEnds:
     it. If a response has at least as many new names as there are new UIDs, the new UIDs belong to
     these names. Otherwise, they may belong to any name, because the list does not show that a name
     is reused.
+
+    After a forced deletion, the former pod of a name may still run while the kubelet lists the next
+    one. The kubelet creates the next pod's cgroup later, so the pod whose UID was found last is the
+    listed one. If several UIDs were found at the same time, each of them may be the listed one.
     """
 
     def __init__(self, folders: PodFolders) -> None:
@@ -289,6 +293,10 @@ class PodEnds:
         self._folders = folders
         self._uids: dict[PodName, dict[str, bool]] = {}
         """The UIDs of each pod name, each with whether its cgroup was ever seen."""
+        self._queries = 0
+        """Number of queries so far."""
+        self._found_at: dict[str, int] = {}
+        """The number of the query before which each UID was first found."""
         self._listed: AbstractSet[PodName] | None = None
         """The pods in the last response; `None` before the first one."""
         self._names: dict[str, AbstractSet[PodName]] = {}
@@ -311,6 +319,9 @@ class PodEnds:
         with_folder = self._folders.uids_with_folder()
         self._found_now = self._folders.uids_with_cgroup() | with_folder
         self._without_folder = self._found_now - with_folder
+        self._queries += 1
+        kept = self._found_now.union(*self._uids.values())
+        self._found_at = {uid: self._found_at.get(uid, self._queries) for uid in kept}
         if self._listed is None:
             self._found = with_folder
 
@@ -325,24 +336,29 @@ class PodEnds:
         names = new_pods if len(new_uids) <= len(new_pods) else listed
         self._names = {uid: self._names.get(uid, names) for uid in self._without_folder}
         self._listed, self._found = listed, self._found_now
+        self._learn_uids(listed)
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
         """Return which of the given pods have certainly ended.
 
-        `pods` contains the pods in the kubelet's list; all other pods are forgotten.
+        `pods` contains pods in the kubelet's list; pods that are not in the list are forgotten.
         """
         silent = {pod for pod in pods if not self.is_running(pod)}
         if not silent:
             return set()
         # These pods are new or have ended. If a pod has ended, its name may have been reused.
         self._folders.check()
+        self._learn_uids(pods | (self._listed or set()))
+        silent = silent.difference(*self._names.values())
+        return {pod for pod in silent if not self.is_running(pod) and self._is_over(pod)}
+
+    def _learn_uids(self, pods: AbstractSet[PodName]) -> None:
         # Keep known UIDs: a pod's directory may be deleted before the kubelet's list changes.
         self._uids = {pod: self._uids.get(pod, {}) for pod in pods}
         for pod, uids in self._uids.items():
             for uid in self._folders.uids_of(pod):
                 uids.setdefault(uid, False)
-        silent = silent.difference(*self._names.values())
-        return {pod for pod in silent if not self.is_running(pod) and self._is_over(pod)}
+                self._found_at.setdefault(uid, self._queries + 1)
 
     def _has_cgroup(self, pod: PodName) -> bool:
         return any(map(self._folders.has_cgroup, self._folders.uids_of(pod)))
@@ -359,9 +375,9 @@ class PodEnds:
     def is_running(self, pod: PodName) -> bool:
         """Return whether a pod of the last list certainly runs, because it has a cgroup."""
         uids = self._uids.get(pod, {})
-        # Try the newest UID first.
-        for uid in reversed(uids):
-            if self._folders.has_cgroup(uid):
+        last = max((self._found_at[uid] for uid in uids), default=0)
+        for uid in uids:
+            if self._found_at[uid] == last and self._folders.has_cgroup(uid):
                 uids[uid] = True
                 return True
         return False

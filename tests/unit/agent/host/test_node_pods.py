@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -71,6 +72,8 @@ class Life:
     name: str
     has_cgroup: bool = True
     has_folder: bool = False
+    found_at: float = inf
+    """The number of the first query since the pod's admission."""
 
 
 class Node:
@@ -83,7 +86,7 @@ class Node:
         self.listed: dict[str, Life] = {}
         self.response: dict[str, Life] = {}
         """The pods in the kubelet's last response."""
-        self.count = 0
+        self.count = self.queries = 0
         self.make_folder(self.admit("agent"))
         self.ends = PodEnds(
             PodFolders(
@@ -149,6 +152,9 @@ class Node:
         """Let the agent send a query, to which the kubelet responds at once."""
         self.clock.advance(1)
         self.ends.begin_query()
+        self.queries += 1
+        for pod in self.pods:
+            pod.found_at = min(pod.found_at, self.queries)
         self.response = dict(self.listed)
 
     def ended(self) -> AbstractSet[str]:
@@ -388,6 +394,41 @@ def test_a_pod_that_was_deleted_by_force_does_not_end_the_next_one_of_its_name()
     assert node.ended_now() == set()
 
 
+def test_a_pod_has_ended_although_a_former_one_of_its_name_still_runs_after_a_forced_deletion() -> (
+    None
+):
+    node = Node()
+    first = node.admit("web")
+    node.make_folder(first)
+    assert node.ended_now() == set()
+    second = node.admit("web")
+    assert node.ended_now() == set()
+    node.make_folder(second)
+    assert node.ended_now() == set()
+    node.end(second)
+    assert node.ended_now() == {"web"}
+    node.remove_folder(second)
+    assert node.ended_now() == {"web"}, "the kubelet still lists it"
+    third = node.admit("web")
+    assert node.ended_now() == set()
+    node.make_folder(third)
+    assert node.ended_now() == set()
+    node.end(third)
+    assert node.ended_now() == {"web"}
+
+
+def test_if_two_pods_of_a_name_run_when_the_agent_starts_the_listed_one_may_be_either() -> None:
+    node = Node()
+    pods = [node.admit("web"), node.admit("web")]
+    for pod in pods:
+        node.make_folder(pod)
+    assert node.ended_now() == set()
+    node.end(pods[1])
+    assert node.ended_now() == set()
+    node.end(pods[0])
+    assert node.ended_now() == {"web"}
+
+
 def test_if_the_agent_starts_while_a_pod_starts_no_pod_that_may_be_this_one_has_ended() -> None:
     node = Node()
     for name in ("web", "job"):
@@ -407,7 +448,8 @@ def test_if_the_agent_starts_while_a_pod_starts_no_pod_that_may_be_this_one_has_
 def test_a_running_pod_never_counts_as_ended_and_an_ended_one_does_once_it_is_certain() -> None:
     """Pods of few names live for seconds, and responses may be a second late.
 
-    The end of a pod is certain at the latest when every cgroup has a directory.
+    The end of a pod is certain at the latest when every cgroup has a directory, unless the agent
+    found a running pod of the same name at the same time.
     """
     for seed in range(1000):
         random = Random(seed)  # noqa: S311  # a history, no secret
@@ -418,10 +460,10 @@ def test_a_running_pod_never_counts_as_ended_and_an_ended_one_does_once_it_is_ce
             for _ in range(random.choice([0, 0, 1, 1, 2, 3]) if is_late else 0):
                 node.act(random)
             ended = node.ended()
-            running = {pod.name for pod in node.pods if pod.has_cgroup}
+            running = {(pod.name, pod.found_at) for pod in node.pods if pod.has_cgroup}
             for name, pod in node.response.items():
                 assert not (pod.has_cgroup and name in ended), seed
-                is_over = pod.has_folder and name not in running
+                is_over = pod.has_folder and (name, pod.found_at) not in running
                 assert name in ended or not (is_over and is_certain), seed
             for _ in range(random.choice([0, 0, 1, 1, 2, 3])):
                 node.act(random)

@@ -201,6 +201,20 @@ async def test_the_next_pod_of_a_name_has_its_allocation_before_its_volumes_are_
         assert bench.allocated() == []
 
 
+async def test_an_ended_pod_has_no_allocation_although_one_deleted_by_force_has_its_name() -> None:
+    bench = Bench(answer(GPU))
+    async with bench.running():
+        bench.cgroups = {FORMER, NEXT}
+        bench.folders.append(f"serving_chat_{NEXT}")
+        bench.kubelet.given, bench.has_changed = answer(OTHER), True
+        await bench.advance(1)
+        bench.has_changed = False
+        assert bench.allocated() == [OTHER]
+        bench.cgroups = {FORMER}
+        await bench.advance(1)
+        assert bench.allocated() == [], "the kubelet still lists the next pod"
+
+
 async def test_changes_of_processes_update_allocations_in_the_next_tick() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
