@@ -59,6 +59,7 @@ from gpuledger.clock import NS_PER_SECOND, NS_PER_US
 from gpuledger.records import BusyMethod, GpuDetails, GpuReading, GpuTotals, bounds
 from gpuledger_agent.core.normalize.accounts import read_accounts
 from gpuledger_agent.core.normalize.driver_clock import (
+    BEHIND_WINDOWS,
     OF_LATEST,
     ClockSync,
     Cover,
@@ -66,6 +67,7 @@ from gpuledger_agent.core.normalize.driver_clock import (
     Freshness,
     find_cover,
     freshness,
+    sync,
 )
 from gpuledger_agent.core.normalize.energy import (
     FREE_BYTES,
@@ -113,7 +115,7 @@ _SILENCE_NS: Final = 5_000_000_000
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
 # The maximum time between the reading of the wall clock and the end of the query.
 _AHEAD_US: Final = 1_000_000
-_WINDOWS_TO_LEARN: Final = 6
+_WINDOWS_TO_LEARN: Final = 5
 """Number of windows in which the GPU was used but no process has a sample, so that
 `one_sample_each` is confirmed. One such window is not enough, because drivers return no sample for
 the window in which a process ends."""
@@ -208,12 +210,15 @@ class _Polled(msgspec.Struct):
     freshness: Freshness = Freshness.LATEST
     """Whether the newest sample belongs to the latest window that has closed."""
     synced: ClockSync | None = None
-    """The last answer whose newest sample belonged to the latest closed window."""
+    """The clock's bounds from the answers whose newest sample was of the latest closed window."""
     idle_after: set[int] = set()
     """Time stamps of samples above 0 % after which the driver returned no sample although its
     utilization rate had already fallen to 0 %."""
     ahead_us: int | None = None
     """The largest difference so far between a sample's time stamp and the monotonic clock."""
+    misses_windows: bool = False
+    """Whether there are used windows without a process's sample, because the form of the driver's
+    process samples was not known yet."""
     dropped: Counter[str] = msgspec.field(default_factory=Counter)
     """Number of samples dropped because their time stamps were impossible, by field."""
 
@@ -461,6 +466,9 @@ class GpuSampler:
         if raw.samples is not None:
             self.last = self._watch_silence(was, cover, interval_ns, set_back_now_us)
         dropped_samples = shares.dropped + Counter(implausible=polled.dropped["process_samples"])
+        busy_method = self._find_method(
+            shares, is_estimate=raw.samples is not None and (cover.is_estimate or resumes)
+        )
         self._drop_covered()
         if cover.has_gap:
             # Frequent polls reveal whether the driver skips idle windows.
@@ -471,10 +479,7 @@ class GpuSampler:
             fields,
             energy,
             ratio,
-            busy_method=self._find_method(
-                shares,
-                is_estimate=raw.samples is not None and (cover.is_estimate or resumes),
-            ),
+            busy_method=busy_method,
             validator=validator,
         )
         return GpuTick(
@@ -613,6 +618,9 @@ class GpuSampler:
         `given` is when the driver answered. All windows up to `closed_us` have closed.
         """
         polled = self._polled
+        if polled.synced:
+            # Before the first tick, only these bounds are known.
+            closed_us = max(closed_us or 0.0, polled.synced.at(given.requested_ns).closed_us)
         newest_us = max(polled.gpu, default=polled.cursor.gpu_us if polled.cursor else 0)
         newest = polled.gpu.get(newest_us)
         polled.freshness = freshness(
@@ -627,12 +635,19 @@ class GpuSampler:
         )
         if newest and newest.percent and rate_percent == 0:
             polled.idle_after.add(newest_us)
-        if polled.freshness is Freshness.BEHIND:
+        if polled.freshness is Freshness.BEHIND and not self.skips_idle:
             self.skips_idle = True
+            # The last answers without use may have been taken for answers of the latest window.
+            polled.synced = None
+            if self.last.clock:
+                clock = self.last.clock.widen(BEHIND_WINDOWS * self.window.usual_us)
+                self.last = replace(self.last, clock=clock)
         elif polled.freshness is Freshness.LEAPT:
             self.skips_idle = False
         if newest and polled.freshness in OF_LATEST:
-            polled.synced = ClockSync(given, newest_us)
+            polled.synced = sync(
+                polled.synced, newest_us, given=given, window_us=self.window.usual_us
+            )
 
     def _with_spans(
         self,
@@ -654,11 +669,13 @@ class GpuSampler:
             self.one_sample_each = False
         elif uses and self.one_sample_each is None:
             stamps = {use.timestamp_us for use in uses}
-            self._missing_windows += sum(
+            missing = sum(
                 sample.percent > _USED_PERCENT
                 and not any(abs(sample.timestamp_us - stamp) < width_us / 2 for stamp in stamps)
                 for sample in samples
             )
+            self._missing_windows += missing
+            self._polled.misses_windows |= bool(missing)
             if self._missing_windows >= _WINDOWS_TO_LEARN:
                 self.one_sample_each = True
                 if any(use.sm_percent for use in uses):
@@ -810,7 +827,11 @@ class GpuSampler:
         if shares.overlaps:
             return BusyMethod.EQUAL_TURNS
         is_partial = (
-            shares.falls_short or shares.are_coarse or self.loses_uses or self.one_process_each
+            shares.falls_short
+            or shares.are_coarse
+            or self.loses_uses
+            or self.one_process_each
+            or self._polled.misses_windows
         )
         return BusyMethod.PARTIAL_SAMPLES if is_partial else None
 
@@ -943,7 +964,7 @@ class GpuSampler:
         # Readings from after the tick's query belong to the next tick.
         polled.energy = [one for one in polled.energy if one.at_ns > self._answered_ns]
         polled.rates, polled.processes, polled.dropped = {}, {}, Counter()
-        polled.left_ns, polled.returned_ns = {}, {}
+        polled.left_ns, polled.returned_ns, polled.misses_windows = {}, {}, False
 
     def _make_reading(
         self,

@@ -114,9 +114,8 @@ def test_a_pod_is_booked_what_it_used_to_one_percent_whatever_its_driver_answers
 def test_a_pod_is_booked_what_it_used_to_one_percent_with_many_more_drivers(
     driver: Mapping[str, Any], kind: str, sampling_interval_seconds: float, seed: int
 ) -> None:
-    # Known failures, see below.
-    assume(driver["window_seconds"] != 1.0 or driver["ring_idle"] == "kept")
-    assume(driver["processes"] != "newest" or driver["rounding"] != "down")
+    # Known failures, see docs/concepts/accuracy.md.
+    assume(driver["window_seconds"] != 1.0 or driver["rounding"] != "down")
     check_one_percent(driver, kind, sampling_interval_seconds, seed)
 
 
@@ -152,13 +151,11 @@ ROUNDS_THE_NEWEST_DOWN = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="1.1 %: the part that was rounded off is unknown")
 def test_booked_use_is_right_to_one_percent_if_a_driver_rounds_the_newest_window_down() -> None:
     check_one_percent(ROUNDS_THE_NEWEST_DOWN, "two pods, bursts", 5.0, 605786)
 
 
 @pytest.mark.parametrize("ring_idle", ["skipped", "dry"])
-@pytest.mark.xfail(strict=True, reason="1.4 %: it takes a second to see that a second was idle")
 def test_booked_use_is_right_to_one_percent_if_a_driver_leaves_out_idle_seconds(
     ring_idle: str,
 ) -> None:

@@ -21,7 +21,9 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from gpuledger.clock import NS_PER_US
 from gpuledger_agent.core.normalize.windows import (
     LONGEST_WINDOW_US,
     Interval,
@@ -39,7 +41,7 @@ this distance, all covered windows have closed by the time of the tick."""
 _MAX_LAG_WINDOWS: Final = 2
 # If the newest sample is older than this, the driver omitted later ones. The excess over 1 allows
 # for a window that is about to close, and for stamps that jitter by a hundredth of a window.
-_BEHIND_WINDOWS: Final = 1.1
+BEHIND_WINDOWS: Final = 1.1
 DRIFT_RATIO: Final = 0.0005
 """Maximum drift between two clocks of one machine."""
 # Bounds that contradict each other by more than this part of a window belong to different clocks.
@@ -71,6 +73,10 @@ class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def latest_before_us(self, elapsed_us: float) -> float:
         """Return the clock's maximum at `elapsed_us` before the tick."""
         return self.latest_us - elapsed_us * (1 - DRIFT_RATIO)
+
+    def widen(self, more_us: float) -> "DriverClock":
+        """Return the clock with a later maximum, because the maximum was computed wrongly."""
+        return replace(self, latest_us=self.latest_us + more_us)
 
 
 class Freshness(Enum):
@@ -113,7 +119,7 @@ def freshness(
     """
     behind_us = closed_us - newest_us if closed_us else 0.0
     window_us = window_us or LONGEST_WINDOW_US
-    is_behind = behind_us > _BEHIND_WINDOWS * window_us
+    is_behind = behind_us > BEHIND_WINDOWS * window_us
     if is_behind and late_us:
         loses_windows |= bool(rate_percent) or behind_us <= late_us + _MAX_LAG_WINDOWS * window_us
     if is_behind and loses_windows:
@@ -130,15 +136,48 @@ def freshness(
 
 
 class ClockSync(NamedTuple):
-    """An answer that shows the driver's clock.
+    """Bounds of the driver's clock, from answers whose newest samples were of the latest window."""
 
-    Its newest sample belonged to the driver's latest window.
+    at_ns: int
+    """The time of the bounds, by the monotonic clock."""
+    closed_us: float
+    """The clock's minimum: the end of the latest window cannot be later."""
+    opened_us: float
+    """The maximum end of the latest window: the clock is at most one window further."""
+
+    def at(self, now_ns: int) -> "ClockSync":
+        """Return the bounds at another time."""
+        since_us = (now_ns - self.at_ns) / NS_PER_US
+        drift_us = abs(since_us) * DRIFT_RATIO
+        return ClockSync(
+            now_ns, self.closed_us + since_us - drift_us, self.opened_us + since_us + drift_us
+        )
+
+    def bounds(self, window_us: float) -> tuple[float, float]:
+        """Return the clock's minimum and maximum, given the length of a window."""
+        return self.closed_us, self.opened_us + window_us
+
+
+def sync(
+    before: ClockSync | None, newest_us: int, *, given: AnswerTime, window_us: float
+) -> ClockSync:
+    """Return the bounds after an answer whose newest sample, `newest_us`, is of the latest window.
+
+    An answer soon after the end of a window shows the minimum best, an answer soon before the end
+    shows the maximum. If the answer contradicts the earlier ones, `before`, it alone counts.
     """
-
-    given: AnswerTime
-    """When the driver answered."""
-    newest_us: int
-    """Time stamp of the newest sample in the answer."""
+    waited_us = (given.answered_ns - given.requested_ns) / NS_PER_US
+    fresh = ClockSync(given.answered_ns, newest_us, newest_us + waited_us * (1 + DRIFT_RATIO))
+    if before is None:
+        return fresh
+    was = before.at(given.answered_ns)
+    both = ClockSync(
+        given.answered_ns,
+        max(was.closed_us, fresh.closed_us),
+        min(was.opened_us, fresh.opened_us),
+    )
+    earliest_us, latest_us = both.bounds(window_us)
+    return both if earliest_us <= latest_us else fresh
 
 
 def advance(
@@ -248,13 +287,16 @@ def find_cover(
     `gpu` and `memory` are the samples since `since`, and `before` is the clock at the previous
     tick. `window` is the present estimate of the window length, and `known_window_us` the length
     assumed in the previous tick. `newest` is whether the newest sample belongs to the latest
-    window. `synced` is the last answer that showed the clock; `None` if no answer has shown it. If
+    window. `synced` are the clock's bounds from all answers; `None` if no answer has shown it. If
     `is_one_timeline` is false, some stamps may be from before the clock was set back. `late_us` is
     how late samples come. If `loses_windows`, the driver loses samples at random, so the mean of
     the others applies to the whole time.
     """
     clock, interval, has_leapt = before, None, False
     window_us, interval_us = window.usual_us, interval_ns / 1000
+    if before and window_us > _LONGER * known_window_us:
+        # The maximum was computed with windows that were assumed too short.
+        before = before.widen(window_us - known_window_us)
     goes_on = before is not None and skips_idle and newest is Freshness.BEHIND
     if gpu or memory or goes_on:
         clock, interval = advance(
@@ -263,7 +305,7 @@ def find_cover(
             window_us=window_us,
             interval_us=interval_us,
             is_latest=newest in OF_LATEST,
-            shown=_shown_by(synced, window_us, now_ns) if synced and is_one_timeline else None,
+            shown=synced.at(now_ns).bounds(window_us) if synced and is_one_timeline else None,
             wait_us=late_us,
         )
         has_leapt = _has_leapt(before, clock, window_us, interval_us)
@@ -298,18 +340,6 @@ def find_cover(
         has_gap=has_gap and is_one_timeline,
         is_estimate=has_leapt or not is_one_timeline,
     )
-
-
-def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, float]:
-    """Return the minimum and maximum of the driver's clock now, derived from an earlier answer."""
-    # A GPU may answer long after the query: the stamps are from some time in between.
-    since_answered_us = (now_ns - synced.given.answered_ns) / 1000
-    since_request_us = (now_ns - synced.given.requested_ns) / 1000
-    earliest_us = synced.newest_us + since_answered_us - abs(since_answered_us) * DRIFT_RATIO
-    latest_us = (
-        synced.newest_us + window_us + since_request_us + abs(since_request_us) * DRIFT_RATIO
-    )
-    return earliest_us, latest_us
 
 
 def _has_leapt(

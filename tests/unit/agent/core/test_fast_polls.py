@@ -170,7 +170,7 @@ def test_one_sample_of_several_windows_is_their_mean_or_one_window(
     gpu = known(one_sample_each=one_sample_each, clock=CLOCK)
     # Two samples; the second belongs to a window that is not covered yet.
     take(gpu, poll(50, 50, 50, 50, uses=((7, 4, 50),), at=0.5))
-    reported = tick(gpu, poll(50, 50, since=4, uses=((7, 6, 50),), at=1.0))
+    reported = tick(gpu, poll(50, 50, since=4, uses=((7, 6, 50),), at=0.9))
     assert shares(reported) == {7: pytest.approx(share)}
 
 
@@ -178,7 +178,7 @@ def test_a_tick_has_each_window_of_the_fast_polls_once() -> None:
     gpu = known(clock=CLOCK)
     early, late = ((7, 1, 10), (7, 2, 20), (7, 3, 30), (7, 4, 40)), ((7, 4, 40), (7, 5, 50))
     take(gpu, poll(10, 20, 30, 40, uses=early, at=0.5))
-    reported = tick(gpu, poll(40, 50, 0, since=3, uses=late, at=1.0))
+    reported = tick(gpu, poll(40, 50, 0, since=3, uses=late, at=0.9))
     assert reported.reading.utilization_ratio == pytest.approx(0.3)
     assert shares(reported) == {7: pytest.approx(0.3)}
 

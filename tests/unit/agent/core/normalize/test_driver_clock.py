@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_agent.core.normalize.driver_clock import DriverClock, Freshness, advance, freshness
+from gpuledger_agent.core.normalize.driver_clock import (
+    DriverClock,
+    Freshness,
+    advance,
+    freshness,
+    sync,
+)
 from gpuledger_agent.core.normalize.windows import (
     Interval,
     WindowLength,
@@ -16,7 +22,7 @@ from gpuledger_agent.core.normalize.windows import (
     mean_percent,
     window_at,
 )
-from gpuledger_agent.core.raw import UtilizationSample
+from gpuledger_agent.core.raw import AnswerTime, UtilizationSample
 
 WINDOW_US = 200_000
 
@@ -94,6 +100,43 @@ def test_a_stopped_driver_clock_covers_no_time_twice() -> None:
         assert interval.start_us == covered
         covered = interval.end_us
     assert covered <= 10**6
+
+
+@given(
+    pauses_ms=st.lists(st.integers(1, 3000), min_size=1, max_size=30),
+    ahead_us=st.integers(0, 10**9),
+    call_ms=st.integers(0, 300),
+)
+def test_answers_at_any_time_never_exclude_the_time_of_the_drivers_clock(
+    pauses_ms: list[int], ahead_us: int, call_ms: int
+) -> None:
+    bounds, now_ms = None, 0
+    for pause_ms in pauses_ms:
+        now_ms += pause_ms
+        newest_us = (now_ms * 1000 + ahead_us) // WINDOW_US * WINDOW_US
+        given = AnswerTime((now_ms - call_ms) * 10**6, now_ms * 10**6)
+        bounds = sync(bounds, newest_us, given=given, window_us=WINDOW_US)
+        earliest_us, latest_us = bounds.at(now_ms * 10**6).bounds(WINDOW_US)
+        assert earliest_us <= now_ms * 1000 + ahead_us <= latest_us
+
+
+def test_ten_answers_in_a_window_show_the_drivers_clock_to_a_tenth_of_it() -> None:
+    bounds = None
+    for number in range(11):
+        now_us = 5_000_000 + number * WINDOW_US // 10
+        given = AnswerTime(now_us * 1000, now_us * 1000)
+        bounds = sync(bounds, now_us // WINDOW_US * WINDOW_US, given=given, window_us=WINDOW_US)
+    assert bounds
+    earliest_us, latest_us = bounds.bounds(WINDOW_US)
+    assert latest_us - earliest_us == pytest.approx(WINDOW_US / 10, abs=WINDOW_US / 1000)
+
+
+@pytest.mark.parametrize("leap_us", [-3_600_000_000, -400_000, 400_000, 3_600_000_000])
+def test_after_a_leap_of_the_drivers_clock_only_later_answers_count(leap_us: int) -> None:
+    before, after = 5_000_000, 6_000_000 + leap_us
+    bounds = sync(None, before, given=AnswerTime(10**9, 10**9), window_us=WINDOW_US)
+    bounds = sync(bounds, after, given=AnswerTime(2 * 10**9, 2 * 10**9), window_us=WINDOW_US)
+    assert bounds.bounds(WINDOW_US) == pytest.approx((after, after + WINDOW_US), abs=1000)
 
 
 def learn(window: WindowLength, gaps: Sequence[int], stamp: int = 10**9) -> WindowLength:
