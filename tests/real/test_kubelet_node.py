@@ -343,6 +343,26 @@ async def test_a_kubelet_that_cannot_read_its_pods_changes_no_allocation(
         await asyncio.to_thread(node.wait_until_ready)
 
 
+async def test_an_agent_that_starts_with_its_kubelet_takes_no_allocated_gpu_for_a_free_one(
+    node: KubeletNode, pods: Pods
+) -> None:
+    pods.create("early")
+    pod = await pods.until("early", is_running)
+    (uuid,) = gpus_in(container_id(pod))
+    await asyncio.to_thread(node.kube_api.stop_server)
+    node.kubelet.kill()
+    await asyncio.to_thread(node.kubelet.start)
+    async with running_on(node) as pipeline:
+        await pipeline.until_time(time.time_ns() + DOWN_NS)
+        await asyncio.to_thread(node.kube_api.start)
+        await pipeline.until(lambda event: set(booked(event, uuid).allocated) == {key("early")})
+        await asyncio.to_thread(node.wait_until_ready)
+    assert {name for event in pipeline.events for name in booked(event, uuid).allocated} == {
+        "?",
+        key("early"),
+    }
+
+
 async def test_a_pod_that_reuses_a_name_has_only_its_own_gpus(
     node: KubeletNode, pods: Pods
 ) -> None:

@@ -263,6 +263,10 @@ class PodFolders:
         """Return the UIDs of all pods with this name that had a log directory at the last check."""
         return self._uids.get(pod, [])
 
+    def names(self) -> Iterable[PodName]:
+        """Return the names of all pods that had a log directory at the last check."""
+        return self._uids.keys()
+
     def uids_with_cgroup(self) -> set[str]:
         """Return the UIDs of all pods that had a cgroup at the last check."""
         found = (_UID.search(name) for name in self._cgroups)
@@ -307,6 +311,9 @@ class PodEnds:
         """All UIDs when the last query began."""
         self._without_folder: set[str] = set()
         """Those of them without a directory."""
+        self.is_complete = False
+        """Whether a response has contained all running pods. A kubelet that starts responds before
+        it has read its pods from the API server."""
 
     @property
     def shows_cgroups(self) -> bool:
@@ -337,6 +344,9 @@ class PodEnds:
         self._names = {uid: self._names.get(uid, names) for uid in self._without_folder}
         self._listed, self._found = listed, self._found_now
         self._learn_uids(listed)
+        self.is_complete = self.is_complete or all(
+            pod in listed or not self._has_cgroup(pod) for pod in self._folders.names()
+        )
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
         """Return which of the given pods have certainly ended.

@@ -240,12 +240,14 @@ class Allocations:
         """Whether the last list from `current` may be incomplete.
 
         The list may be incomplete if the kubelet has not responded or its last response is too old,
-        or if the shares of some pods may be only in annotations that were not read. On a node
-        without a kubelet (`kubelet.enabled` is `auto`, and the socket never existed), it is
-        complete.
+        if the kubelet has not listed all running pods since the agent started, or if the shares of
+        some pods may be only in annotations that were not read. On a node without a kubelet
+        (`kubelet.enabled` is `auto`, and the socket never existed), it is complete.
         """
         if not self._is_fresh():
             return not self._is_absent
+        if self._ends and not self._ends.is_complete:
+            return True
         return self._shares is not None and self._shares.are_unknown(self._merged)
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
@@ -362,6 +364,7 @@ class Allocations:
             self._answer = answer
         if self._ends:
             self._ends.learn(self._listed.keys())
+            self._is_wanted |= not self._ends.is_complete
         self._answered_ns = self._clock.monotonic_ns()
         self._is_found = True
         KUBELET_ANSWERS.inc()

@@ -328,6 +328,31 @@ async def test_a_running_pod_that_the_kubelet_does_not_list_keeps_the_devices_th
         assert devices() == others, "the pod has ended"
 
 
+@pytest.mark.parametrize("starting", [{}, {"static": [OTHER]}])
+async def test_allocations_are_unknown_until_a_starting_kubelet_lists_the_running_pods(
+    starting: Mapping[str, Sequence[str]],
+) -> None:
+    """Also if the kubelet starts again later: then the last devices are known."""
+    bench = Bench(answer_of(**starting))
+    async with bench.running():
+        for _ in range(10):
+            assert bench.allocations.are_unknown
+            await bench.advance(1)
+        bench.kubelet.given = answer_of(**starting, chat=[GPU])
+        await bench.advance(1)
+        assert not bench.allocations.are_unknown
+        bench.kubelet.given = answer_of(**starting)
+        await bench.advance(20)
+        assert not bench.allocations.are_unknown
+
+
+async def test_allocations_are_known_if_the_pods_that_the_kubelet_omits_have_ended() -> None:
+    bench = Bench(answer_of())
+    bench.cgroups = {NEXT}
+    async with bench.running():
+        assert not bench.allocations.are_unknown
+
+
 async def test_an_invalid_response_is_a_failure_and_the_last_one_is_used() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
