@@ -56,6 +56,8 @@ DRIVERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "process windows of 1 s": {"process_window_seconds": 1.0},
     "windows of 1 s, of processes 3 s late": {"window_seconds": 1.0, "process_late_seconds": 3.0},
     "windows of 1 s, of processes lost": {"window_seconds": 1.0, "process_lost_ratio": 0.3},
+    "one process per window": {"processes": "active"},
+    "rates without samples": {"has_samples": False},
     "process use reads 0": {"processes": "zero"},
     "no process use": {"processes": "absent"},
 }
@@ -254,6 +256,23 @@ def _mps(random: Random) -> Use:
     return Use(_pods(*loads), host=[server], driver={"mps_samples": "server"})
 
 
+def _turns(random: Random) -> Use:
+    """Two pods that take turns in less than a second."""
+    length = random.uniform(0.3, 1.0)
+    visits = {"length_seconds": length, "every_seconds": 2 * length, "count": 300}
+    loads = [
+        [_process(0.9, 0.004, visits={**visits, "first_seconds": length * place})]
+        for place in range(2)
+    ]
+    return Use(_pods(*loads))
+
+
+def _filled(random: Random) -> Use:
+    """Two pods, one with kernels that fill a fifth of the chip, if the driver reports this part."""
+    loads = [[_process(random.uniform(0.3, 0.5), 0.005, draw_ratio=fill)] for fill in (0.2, 1.0)]
+    return Use(_pods(*loads), driver={"process_time": "filled"})
+
+
 def _slow_calls(random: Random) -> Use:
     """Processes that start and end beside a pod."""
     return _use(_turnover(random))._replace(call_seconds=0.3)
@@ -282,6 +301,8 @@ EVENTS: Final[Mapping[str, Callable[[Random], Use]]] = {
     "a pid comes again and ends": _reused_briefly,
     "MIG reconfigured": _recut,
     "MPS server among its clients": _mps,
+    "pods take turns": _turns,
+    "kernels that fill a fifth": _filled,
     "calls of 300 ms": _slow_calls,
     "newest window, calls of 300 ms": _slow_newest,
 }
@@ -300,6 +321,8 @@ ESTIMATED: Final = {
     "process windows of 1 s": 0.11,
     "windows of 1 s, of processes 3 s late": 0.17,
     "windows of 1 s, of processes lost": 0.06,
+    "one process per window": 0.03,
+    "rates without samples": 0.011,
 }
 """Drivers whose windows are missing, late or of different lengths, so that GPU-seconds are
 estimates; each with the bound of its error."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-ProcessForm = Literal["windows", "mean", "newest", "mean_of_used", "zero", "absent"]
+ProcessForm = Literal["windows", "mean", "newest", "mean_of_used", "zero", "absent", "active"]
 
 
 class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +44,8 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Share of the samples per process and window that the driver loses."""
     process_late_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
     """How much later process samples appear than those of utilization."""
+    has_samples: bool = True
+    """Whether the driver has samples of utilization. If not, it has the latest window's rate."""
     empty_answer: Literal["not_found", "success"] = "not_found"
     """Result if there are no samples: an error, or success with a size of zero."""
     processes: ProcessForm = "windows"
@@ -56,11 +58,13 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
       which it ran.
     - `mean_of_used`: as `newest`, but with the mean of all windows in which the process ran.
     - `zero`: 0 for each process that has the GPU open, whatever it does.
-    - `absent`: not supported."""
-    process_time: Literal["running", "submitted"] = "running"
+    - `absent`: not supported.
+    - `active`: one sample per window, with the GPU's use, of the process that ran at some instant
+      of the window."""
+    process_time: Literal["running", "submitted", "filled"] = "running"
     """Time that counts toward a process's percentage: `running` counts its kernels while they run,
     `submitted` counts them from submission to end, so that processes that take turns add up to more
-    than the device."""
+    than the device. `filled` counts the part of the chip that they fill, which is `draw_ratio`."""
     mps_samples: Literal["clients", "server"] = "clients"
     """Whether samples of MPS clients carry their own pids, or the pid of the node's MPS server."""
     process_row_bytes: Literal[24, 32] = 24

@@ -115,7 +115,13 @@ class SamplingWindows:
         return round(joules * NS_PER_SECOND * 1000 / (window.end_ns - window.start_ns))
 
     def process_samples(self, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
-        """Yield a sample for each process that ran in the window and is on the GPU at its end."""
+        """Yield a sample for each process that ran in the window and is on the GPU at its end.
+
+        Some drivers have only one, of the process that ran at some instant.
+        """
+        if self._driver.processes == "active":
+            yield from self._active_sample(window)
+            return
         for pid, processes in self._sampled_by_pid().items():
             # The driver has no samples of processes that end within a window; only its accounts
             # include them.
@@ -158,7 +164,7 @@ class SamplingWindows:
             for one in self.process_samples(window)
             if not self._is_lost(self._driver.process_lost_ratio, window.end_ns, one.pid)
         ]
-        if form == "windows":
+        if form in ("windows", "active"):
             return samples
         own: dict[int, list[SimulatedProcessSample]] = {}
         for sample in samples:
@@ -217,7 +223,22 @@ class SamplingWindows:
         """Return the part of the window that counts as the process's time, in nanoseconds."""
         if self._driver.process_time == "submitted":
             return self._gpu.pending_ns(process, window.start_ns, window.end_ns)
-        return self._gpu.busy_ns(process, window.start_ns, window.end_ns)
+        busy_ns = self._gpu.busy_ns(process, window.start_ns, window.end_ns)
+        if self._driver.process_time == "filled":
+            return round(busy_ns * process.spec.load.draw_ratio)
+        return busy_ns
+
+    def _active_sample(self, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
+        ran_ns = {
+            process.pid: self._gpu.busy_ns(process, window.start_ns, window.end_ns)
+            for process in self._gpu.processes
+        }
+        if percent := self.gpu_percent(window):
+            random = Random(window.end_ns)  # noqa: S311  # a scenario, no secret
+            (pid,) = random.choices(list(ran_ns), list(ran_ns.values()))
+            yield SimulatedProcessSample(
+                pid, window.timestamp_us, percent, self.memory_percent(window)
+            )
 
     def _refilled_at(self, newest: int, oldest: int) -> int:
         """Return the number of the first window that a ring stored after it was last dry.

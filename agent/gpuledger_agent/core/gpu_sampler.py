@@ -25,7 +25,7 @@ The sampler learns these properties of the driver from its answers, and keeps th
   the GPU was used, but no process has a sample, confirm it.
 - `one_process_each`: each of the driver's windows has a sample of only one process, the one that
   ran at one instant. Samples of two processes in a window disprove this. Consecutive windows of
-  different processes confirm it, if no process started or ended recently.
+  different processes confirm it, if the former process has not ended.
 - `skips_idle`: the driver returns no sample for idle windows. The utilization rates reveal this,
   because they always describe the latest window.
 - `window`: the length of the driver's sampling windows.
@@ -48,7 +48,6 @@ A GPU is watched closely by frequent fast polls in four cases:
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -575,9 +574,6 @@ class GpuSampler:
             for use in self._with_spans(uses, samples or (), since_us, newest_us, window_us):
                 polled.uses.setdefault((use.pid, use.timestamp_us), use)
             before = polled.cursor or SampleCursor()
-            is_open = self.one_process_each is None and self.one_sample_each is False
-            if is_open and self.is_shared:
-                self._count_switches(uses, before.process_us, at.monotonic_ns)
             polled.cursor = SampleCursor(
                 gpu_us=_newest(samples, before.gpu_us),
                 memory_us=_newest(answer.memory_samples, before.memory_us),
@@ -687,25 +683,6 @@ class GpuSampler:
         if round((newest_us - since_us) / (window_us or USUAL_WINDOW_US)) > 1:
             return [replace(use, since_us=since_us) for use in uses]
         return [replace(use, since_us=use.timestamp_us - width_us) for use in uses]
-
-    def _count_switches(
-        self, uses: Sequence[ProcessUtilizationSample], since_us: int, now_ns: int
-    ) -> None:
-        """Learn `one_process_each` from the process samples of an answer."""
-        width_us, switches = self.window.usual_us, 0
-        samples = sorted((use.timestamp_us, use.pid) for use in uses)
-        for (earlier_us, earlier_pid), (later_us, later_pid) in pairwise(samples):
-            if earlier_pid == later_pid:
-                continue
-            if later_us - earlier_us < width_us / 2:
-                self.one_process_each = False
-                return
-            switches += earlier_us >= since_us and later_us - earlier_us < width_us * 3 / 2
-        # The driver has no sample of the window in which a process ends.
-        if self._watched_since_ns is None or now_ns - self._watched_since_ns >= _WATCH_NS:
-            self._switches += switches
-        if self._switches >= _SWITCHES_TO_LEARN:
-            self.one_process_each = True
 
     def _take_listed(self, listed: Sequence[ListedProcess] | None, now_ns: int) -> None:
         """Record which processes use the GPU now, and which have left since the last list.
@@ -836,7 +813,7 @@ class GpuSampler:
         return BusyMethod.PARTIAL_SAMPLES if is_partial else None
 
     def _count_windows(self, shares: Shares) -> None:
-        """Learn `loses_windows` and `loses_uses` from a tick's samples."""
+        """Learn `loses_windows`, `loses_uses` and `one_process_each` from a tick's samples."""
         self._sampled_windows += shares.sampled_windows
         self._lost_windows += shares.lost_windows
         if self._sampled_windows > _WINDOWS_KEPT:
@@ -845,6 +822,11 @@ class GpuSampler:
         if self.loses_windows:
             # The windows that were missing were not idle.
             self.skips_idle = False
+        if shares.mixed_windows:
+            self.one_process_each = False
+        elif self.one_process_each is None and not self.one_sample_each and self.is_shared:
+            self._switches += shares.switches
+            self.one_process_each = True if self._switches >= _SWITCHES_TO_LEARN else None
         if not self.one_sample_each or self.is_shared:
             self._used_windows += shares.used_windows
             self._short_windows += shares.short_windows

@@ -174,7 +174,8 @@ class Utilization(Subject):
     ) -> tuple[int, list[Any]]:
         """Return the ring buffer's samples after `timeStamp`, a time in microseconds.
 
-        Raise NotFound if there are no samples, unless the driver model returns an empty list.
+        Raise NotSupported if the driver has no ring buffer, and NotFound if there are no samples,
+        unless the driver model returns an empty list.
         """
         windows = self._session.windows_of(device)
         values = {
@@ -182,7 +183,7 @@ class Utilization(Subject):
             pynvml.NVML_GPU_UTILIZATION_SAMPLES: windows.gpu_percent,
             pynvml.NVML_MEMORY_UTILIZATION_SAMPLES: windows.memory_percent,
         }
-        if sampling_type not in values:
+        if sampling_type not in values or not self._session.driver.has_samples:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         value = values[sampling_type]
         newer = windows.newer_than(timeStamp, now_ns=self._session.since_epoch_ns())

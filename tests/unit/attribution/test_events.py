@@ -25,6 +25,8 @@ OUTCOMES: Final = {
     "a pid comes again and ends": Outcome(frozenset({"partial_samples"}), 0.1),
     "MIG reconfigured": Outcome(frozenset(), 0.01),
     "MPS server among its clients": Outcome(frozenset({"mps_server"}), 0.25),
+    "pods take turns": Outcome(frozenset({"partial_samples"}), 0.01),
+    "kernels that fill a fifth": Outcome(frozenset({"partial_samples"}), 0.3),
     "calls of 300 ms": Outcome(frozenset({"partial_samples"}), 0.05),
     "newest window, calls of 300 ms": Outcome(frozenset({"partial_samples"}), 0.05),
 }

@@ -1,26 +1,19 @@
 """Booked time is within 1 % of the truth, or its method declares an estimate."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
-import pynvml
 import pytest
 
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.nvml.readings import Readings
-from gpuledger_simulator.plan import PlannedProcess
-from gpuledger_simulator.sampling_windows import (
-    DriverWindow,
-    SamplingWindows,
-    SimulatedProcessSample,
-)
 from gpuledger_simulator.scenario.load import parse_scenario
-from gpuledger_simulator.simulation import SimulatedNode, Simulation
+from gpuledger_simulator.simulation import Simulation
 from tests import ticks
-from tests.truth_runs import EPOCH_NS, RUN_SECONDS, Played, Use, errors_of, play_use, watch
+from tests.truth_runs import EPOCH_NS, Played, Use, errors_of, play_use
 
 BOUND: Final = 0.01
 SAMPLED_BOUND: Final = 0.011
@@ -63,63 +56,35 @@ def hold_to_claim(played: Played, sampling_interval_seconds: float) -> None:
     assert off <= BOUND, f"off by {off:.1%}"
 
 
-class RatesOnly:
-    """A driver that has utilization rates but no samples."""
-
-    def __init__(self, nvml: Any) -> None:  # noqa: ANN401  # a module or its stand-in
-        self._nvml = nvml
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever it has
-        return getattr(self._nvml, name)
-
-    def nvmlDeviceGetSamples(self, *_: object) -> None:  # noqa: N802  # NVML's name
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
 @pytest.mark.parametrize("use", [LONG_KERNELS, use_of(process(0.2, 0.5), process(0.3, 0.9))])
 @pytest.mark.parametrize("sampling_interval_seconds", [1.0, 5.0, 10.0])
 def test_rates_without_samples_are_averaged_and_not_reported_as_measured(
     sampling_interval_seconds: float, use: Use
 ) -> None:
-    def watched(node: SimulatedNode, clock: ManualClock) -> list[Any]:
-        rates_only: Any = RatesOnly(node.nvml)
-        reported = replace(node, nvml=rates_only)
-        return watch(
-            reported,
-            clock,
-            sampling_interval_seconds=sampling_interval_seconds,
-            seconds=RUN_SECONDS,
-        )
-
     played = play_use(
         use,
-        {},
+        {"has_samples": False},
         sampling_interval_seconds=sampling_interval_seconds,
         random=drawn(1),
-        watched_by=watched,
     )
     assert methods_of(played) <= {"sampled", "memory_share"}
     errors = errors_of(played, sampling_interval_seconds=sampling_interval_seconds)
     assert errors.largest.busy_ns <= SAMPLED_BOUND
 
 
+@pytest.mark.parametrize(
+    ("process_time", "method"),
+    [("filled", "partial_samples"), ("running", "process_utilization")],
+)
 def test_process_samples_far_below_the_device_are_not_reported_as_measured(
-    monkeypatch: pytest.MonkeyPatch,
+    process_time: str, method: str
 ) -> None:
     """A driver may report how much of the chip a process fills, and not how long it ran."""
-    plain = SamplingWindows._counted_ns  # noqa: SLF001  # a form of driver that has no setting
-
-    def filled(self: SamplingWindows, one: PlannedProcess, window: DriverWindow) -> float:
-        first = min(each.pid for each in self._gpu.processes)
-        return plain(self, one, window) * (0.2 if one.pid == first else 1.0)
-
-    monkeypatch.setattr(SamplingWindows, "_counted_ns", filled)
-    use = use_of(process(0.45, 0.005), process(0.45, 0.005))
-    played = play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1))
-    assert methods_of(played) == {"partial_samples"}
-    monkeypatch.undo()
-    played = play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1))
-    assert methods_of(played) == {"process_utilization"}
+    loads = [process(0.45, 0.005), process(0.45, 0.005)]
+    loads[0]["load"]["draw_ratio"] = 0.2
+    driver = {"process_time": process_time}
+    played = play_use(use_of(*loads), driver, sampling_interval_seconds=1.0, random=drawn(1))
+    assert methods_of(played) == {method}
 
 
 @pytest.mark.parametrize(
@@ -130,22 +95,10 @@ def test_process_samples_far_below_the_device_are_not_reported_as_measured(
         use_of(process(0.1, 0.005), process(0.5, 0.005)),
     ],
 )
-def test_windows_that_show_only_one_process_are_not_reported_as_measured(
-    monkeypatch: pytest.MonkeyPatch, use: Use
-) -> None:
+def test_windows_that_show_only_one_process_are_not_reported_as_measured(use: Use) -> None:
     """A driver may report the device's use under the process that was active at one instant."""
-
-    def active(self: SamplingWindows, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
-        gpu = self._gpu
-        ran_ns = {
-            one.pid: gpu.busy_ns(one, window.start_ns, window.end_ns) for one in gpu.processes
-        }
-        if percent := self.gpu_percent(window):
-            (pid,) = drawn(window.end_ns).choices(list(ran_ns), list(ran_ns.values()))
-            yield SimulatedProcessSample(pid, window.timestamp_us, percent, 0)
-
-    monkeypatch.setattr(SamplingWindows, "process_samples", active)
-    played = play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1))
+    driver = {"processes": "active"}
+    played = play_use(use, driver, sampling_interval_seconds=1.0, random=drawn(1))
     learned = replace(played, samples=played.samples[LEARNING_TICKS:])
     assert methods_of(learned) == {"partial_samples"}
     assert errors_of(played, sampling_interval_seconds=1.0).largest.busy_ns <= ACTIVE_BOUND

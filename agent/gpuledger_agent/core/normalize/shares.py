@@ -120,6 +120,11 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the used windows in which each process has a sample."""
     short_full_windows: int = 0
     """Number of the windows that count as both short and full."""
+    mixed_windows: int = 0
+    """Number of windows in the covered time with samples of several processes."""
+    switches: int = 0
+    """Number of windows with one process's sample after a window with one of another process, which
+    has not ended."""
     falls_short: bool = False
     """Whether the processes' samples add up to less than the GPU's use, by more than rounding and
     ended processes explain."""
@@ -236,6 +241,7 @@ def apportion(
         )
     sampled_windows, lost_windows = _count_lost(kept, cover, window_us)
     counts = _count_used(by_window, cover, len(processes))
+    mixed_windows, switches = _count_switches(by_window, cover, running)
     if returned and gpu_ratio is not None and is_known:
         usages = _with_last_windows(usages, returned, gpu_ratio)
     return Shares(
@@ -250,6 +256,8 @@ def apportion(
         short_windows=counts.short,
         full_windows=counts.full,
         short_full_windows=counts.short_full,
+        mixed_windows=mixed_windows,
+        switches=switches,
         falls_short=gpu_ratio is not None and _falls_short(usages, gpu_ratio),
         are_coarse=are_coarse,
     )
@@ -345,6 +353,25 @@ def _count_used(
     full = [is_short for is_short, sampled in used if sampled == processes]
     short = sum(is_short for is_short, _ in used)
     return _UsedWindows(used=len(used), short=short, full=len(full), short_full=sum(full))
+
+
+def _count_switches(
+    by_window: Mapping[int, Counter[int]], cover: Cover, running: Collection[int]
+) -> tuple[int, int]:
+    """Return the numbers of windows of several processes, and of switches between processes."""
+    interval = cover.interval
+    if interval is None or not by_window:
+        return 0, 0
+    pids = [
+        tuple(by_window[window.end_us])
+        for window in cover.gpu
+        if interval.start_us < window.end_us <= interval.end_us
+    ]
+    switches = sum(
+        len(before) == len(after) == 1 and before != after and before[0] in running
+        for before, after in pairwise(pids)
+    )
+    return sum(len(own) > 1 for own in pids), switches
 
 
 def _with_lost(
