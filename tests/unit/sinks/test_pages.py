@@ -147,7 +147,7 @@ def test_the_page_lists_each_column_of_each_table_with_its_meaning(name: str) ->
 def test_hours_and_days_have_the_columns_of_minutes() -> None:
     for schema, period in ((USAGE_HOURLY, "hour"), (USAGE_DAILY, "day")):
         names = [column.name for column in schema.columns]
-        assert names == [
+        assert names[: len(USAGE.columns)] == [
             period if column.name == "minute" else column.name for column in USAGE.columns
         ]
 

@@ -211,10 +211,12 @@ def test_the_unused_notebook_is_the_first_waste_with_the_hours_of_the_plan(
     assert (first["cluster"], first["namespace"]) == ("prod", "notebooks")
     assert first["workload"] == "StatefulSet/notebook-ada"
     pods = [pod for pod in store.plan.pods if pod.workload.name == "notebook-ada"]
+    units = pods[0].workload.units
     minutes = [pod.end - pod.start for pod in pods]
-    assert first["allocated_gpu_hours"] == first["unused_gpu_hours"] == round(sum(minutes) / 60, 2)
+    hours = round(units * sum(minutes) / 60, 2)
+    assert first["allocated_gpu_hours"] == first["unused_gpu_hours"] == hours
     for limit in waste.LIMITS:
-        reclaimed = sum(max(0, each - limit) for each in minutes) / 60
+        reclaimed = units * sum(max(0, each - limit) for each in minutes) / 60
         assert first[f"reclaimed_{limit}_gpu_hours"] == pytest.approx(reclaimed, abs=0.0051)
     longest = max(pods, key=lambda pod: pod.end - pod.start)
     assert first["longest_idle_pod"] == longest.name
