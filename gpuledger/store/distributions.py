@@ -86,7 +86,8 @@ DISTRIBUTIONS: Final = (BUSY, DRAM, MEMORY)
 MEMORY_MAX: Final = "memory_bytes_max"
 """The largest mean memory of a minute."""
 ALLOCATED: Final = "allocated_minutes"
-"""Bitmap of an hour: bit m is set if the device was allocated in minute m and its use is known."""
+"""Bitmap of an hour: bit m is set if the device was allocated in minute m, and its use is known at
+least in part."""
 USED: Final = "used_minutes"
 """Bitmap of an hour: bit m is set if kernels ran in minute m."""
 BITMAPS: Final = (ALLOCATED, USED)

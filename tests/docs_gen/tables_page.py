@@ -100,7 +100,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     f" instances: {_bounds_of(MEMORY)}; `more` is above.",
     MEMORY_MAX: "Largest mean memory of a minute.",
     ALLOCATED: "Only in `usage_hourly`. Bit 0 to 59 is set if the device was allocated in this"
-    " minute of the hour and its use is known. Null for rows without `allocated_ns`.",
+    " minute of the hour, and its use is known at least in part. Null for rows without"
+    " `allocated_ns`.",
     USED: "Only in `usage_hourly`. Bit 0 to 59 is set if kernels ran in this minute. For `idle`,"
     " kernels of anybody in the allocated part.",
     "usage.container_id": "Id of the container, only while its name is unknown.",

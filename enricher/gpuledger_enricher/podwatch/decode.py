@@ -359,7 +359,8 @@ class NodeReader(ObjectReader[NodeRecord]):
         meta = found.metadata
         labels = meta.labels or {}
         allocatable = (found.status or _NO_NODE_STATUS).allocatable
-        has = amounts_of(allocatable) if allocatable else None
+        is_known = allocatable is not None and {"cpu", "memory"} <= allocatable.keys()
+        has = amounts_of(allocatable) if is_known else None
 
         def one_of(names: Iterable[str]) -> str | None:
             value = first_of(labels, names)

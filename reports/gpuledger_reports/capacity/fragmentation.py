@@ -106,9 +106,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     groups: dict[tuple[str | None, ...], _Group] = defaultdict(_Group)
     for kind in question.each(list(fleet.nodes)):
         mix, of_kind = fleet.mixes.get(kind, Counter()), fleet.nodes[kind]
-        found = {
-            at: measure(list(nodes.values()), mix, fleet.needs) for at, nodes in of_kind.items()
-        }
+        found = {at: measure(list(nodes.values()), mix) for at, nodes in of_kind.items()}
         groups[kind.key].add(kind, found, mix)
     rows = [
         {**dict(zip(question.by, key, strict=True)), **group.row()} for key, group in groups.items()
@@ -126,9 +124,8 @@ def _notes(fleet: Fleet, question: Question, rows: Sequence[Row]) -> Iterator[st
             f"{missing} of {len(hours)} instants have no usage with minutes: nodes without"
             " samples, or sums of an older version."
         )
-    if fleet.unknown:
-        mean = len(fleet.unknown) / len(hours)
-        yield f"{mean:.3g} GPUs or instances with unknown allocation are left out."
+    if fleet.unknown_gpus:
+        yield (f"{fleet.unknown_gpus:.3g} GPUs or instances with unknown allocation are left out.")
     if any(row[name] is None for row in rows for name in ("by_cpu_gpus", "by_memory_gpus")):
         yield (
             "CPU or memory of some pods or nodes is unknown; begin the window after podwatch and"

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import duckdb
 
 from gpuledger.store.query import DERIVED_COLUMNS
-from gpuledger_reports.capacity.packing import NO_NEEDS, Needs, Node
+from gpuledger_reports.capacity.packing import Node, Pod
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Question
 from gpuledger_reports.capacity.stranding import WHOLE, Shape
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
@@ -26,10 +26,6 @@ _MINUTE: Final = 30
 _MAX_SHAPES: Final = 100
 """Maximum number of different shapes in a mix, the most frequent first."""
 _MINUTE_US: Final = 60_000_000
-_PERCENT: Final = WHOLE // 100
-_NEARLY_WHOLE: Final = 0.8
-"""A larger share counts as a whole GPU, because the first and last minute of a run may be partial.
-"""
 _SUMMED_HOURS: Final = 48
 """Pods of longer windows are read by day."""
 _HOLDER: Final = """coalesce(allocated_pod_uid, 'job ' || allocated_job_id,
@@ -37,37 +33,75 @@ _HOLDER: Final = """coalesce(allocated_pod_uid, 'job ' || allocated_job_id,
 _FRACTION: Final = f"({DERIVED_COLUMNS['device_fraction']})"
 # The rest of a partitioned GPU is not a device.
 _IS_DEVICE: Final = f"{_FRACTION} > 0 AND (mig_profile IS NOT NULL OR {_FRACTION} = 1)"
-# Each node has its newest pool, because a deletion may lack it.
-_KIND: Final = """
-    [{by}] AS key, [cluster, node_pool, model, mig_profile, fraction::VARCHAR] AS kind
-    FROM found LEFT JOIN (
-        SELECT cluster, node, arg_max(node_pool, in_force_from) AS node_pool,
-            arg_max(instance_type, in_force_from) AS instance_type,
-            arg_max(zone, in_force_from) AS zone,
-            arg_max(capacity_type, in_force_from) AS capacity_type
-        FROM nodes GROUP BY ALL
-    ) USING (cluster, node)"""
-# The share of an allocatee is its allocated time in the minutes in which it had an allocation.
+_KIND: Final = """[{by}] AS key,
+    [cluster, node_pool, model, mig_profile, fraction::VARCHAR] AS kind"""
+# The newest known pool of a node counts, because a deletion may lack it.
+_OF_NODE: Final = """
+    CREATE OR REPLACE TEMP TABLE of_node AS
+    SELECT cluster, node, arg_max(node_pool, in_force_from) AS node_pool,
+        arg_max(instance_type, in_force_from) AS instance_type,
+        arg_max(zone, in_force_from) AS zone,
+        arg_max(capacity_type, in_force_from) AS capacity_type
+    FROM nodes GROUP BY ALL
+"""
+_PODS: Final = """
+    CREATE OR REPLACE TEMP TABLE pods_of_window AS
+    SELECT cluster, node, pod_uid, any_value(namespace || '/' || pod) AS name,
+        any_value(requested_cpu_millicores) AS cpu, any_value(requested_memory_bytes) AS memory,
+        coalesce(any_value(owner_kind) = 'DaemonSet', false) AS is_fixed,
+        min(coalesce(scheduled_time, started_time, created_time)) AS since,
+        max(coalesce(ended_time, deleted_time)) AS until
+    FROM pods WHERE valid_to IS NULL GROUP BY ALL HAVING until IS NULL OR until >= {begin}
+"""
+_WAITING: Final = """
+    CREATE OR REPLACE TEMP TABLE waiting_pods AS
+    SELECT * FROM pending_pods
+    WHERE valid_to IS NULL AND created_time < {end} AND coalesce(left_time, {end}) >= {begin}
+        AND pod_uid NOT IN (SELECT pod_uid FROM pods_of_window)
+"""
+# By name for rows that have only the kubelet's names.
+_NEEDS: Final = """
+    CREATE OR REPLACE TEMP TABLE needs AS
+    SELECT pod_uid AS holder, cpu, memory, is_fixed FROM pods_of_window
+    UNION ALL
+    SELECT name, any_value(cpu), any_value(memory), any_value(is_fixed)
+    FROM pods_of_window GROUP BY name
+    UNION ALL
+    SELECT pod_uid, requested_cpu_millicores, requested_memory_bytes, false FROM waiting_pods
+"""
+# A share is the allocated time in the minutes in which there was an allocation: in whole percent,
+# rounded down, so that equal shares fill a GPU. The first and the last minute of a run may be
+# partial, so that a large share is a whole GPU.
 _DEVICES: Final = """
+    CREATE OR REPLACE TEMP TABLE devices AS
     WITH found AS (
         SELECT cluster, node, model, mig_profile, {fraction} AS fraction, hour, gpu_uuid,
             allocated_pod_state IS NOT DISTINCT FROM 'unknown' AS is_unknown, {holder} AS holder,
-            sum(allocated_ns) / (60e9 * bit_count(bit_or(allocated_minutes))) AS share
+            sum(allocated_ns) / (60e9 * bit_count(bit_or(allocated_minutes))) AS part,
+            CASE WHEN part > 0.8 THEN {whole}
+                ELSE greatest(1, floor(100 * part + 0.2)) * {whole} // 100 END::BIGINT AS share
         FROM usage_hourly_unnamed
         WHERE category = 'idle' AND hour IN ({hours}) AND {is_device}
             AND (allocated_minutes >> {minute}) & 1 = 1
         GROUP BY ALL
     )
-    SELECT epoch_us(hour), cluster || '/' || node, gpu_uuid, holder, share,
-        bool_or(is_unknown) OVER (PARTITION BY hour, gpu_uuid), {kind_of_found}
+    SELECT * REPLACE (bool_or(is_unknown) OVER (PARTITION BY hour, gpu_uuid) AS is_unknown)
+    FROM found
 """
+_TABLES: Final = (_OF_NODE, _PODS, _WAITING, _NEEDS, _DEVICES)
+_STATES: Final = """
+    SELECT epoch_us(hour), cluster || '/' || node, {kind}, holder IS NULL, list(gpu_uuid),
+        list(share), any_value(cpu), any_value(memory), coalesce(any_value(is_fixed), false)
+    FROM devices LEFT JOIN needs USING (holder) LEFT JOIN of_node USING (cluster, node)
+    WHERE NOT is_unknown
+    GROUP BY hour, cluster, node, node_pool, instance_type, zone, capacity_type, model, mig_profile,
+        fraction, holder
+"""
+_UNKNOWN: Final = "SELECT count(DISTINCT (hour, gpu_uuid)) FROM devices WHERE is_unknown"
 _SUMMED: Final = "(SELECT coalesce(max(day) + INTERVAL 1 DAY, {begin}) FROM usage_daily_unnamed)"
-_WAITING: Final = """pending_pods
-    WHERE valid_to IS NULL AND created_time < {end} AND coalesce(left_time, {end}) >= {begin}
-        AND pod_uid NOT IN (SELECT pod_uid FROM pods)"""
 # Days that are not summed up yet are read by hour. A pod that has not got a node counts for each
 # kind of GPUs that other pods of its namespace had.
-_PODS: Final = """
+_MIX: Final = """
     WITH usage AS (
         SELECT * FROM usage_daily_unnamed
         WHERE day >= date_trunc('day', {begin}) AND day < least({end}, {by_hour_from})
@@ -87,34 +121,26 @@ _PODS: Final = """
         SELECT DISTINCT ran.* EXCLUDE (holder, gpus), pod_uid AS holder,
             json_extract_string(requested, '$."nvidia.com/' || coalesce(
                 'mig-' || replace(mig_profile, '+', '.'), 'gpu') || '"')::BIGINT AS gpus
-        FROM ran JOIN (FROM {waiting}) USING (cluster, namespace)
-    )
-    SELECT DISTINCT holder, gpus, {kind_of_found} WHERE gpus > 0
-"""
-# By UID, and by name for rows that have only the kubelet's names.
-_NEEDS: Final = """
-    SELECT unnest([pod_uid, any_value(namespace || '/' || pod)]),
-        any_value(requested_cpu_millicores), any_value(requested_memory_bytes),
-        coalesce(any_value(owner_kind) = 'DaemonSet', false)
-    FROM pods WHERE valid_to IS NULL GROUP BY pod_uid
-    UNION ALL
-    SELECT pod_uid, requested_cpu_millicores, requested_memory_bytes, false FROM {waiting}
+        FROM ran JOIN waiting_pods USING (cluster, namespace)
+    ),
+    of_kind AS (
+        SELECT DISTINCT {kind}, holder, gpus
+        FROM found LEFT JOIN of_node USING (cluster, node) WHERE gpus > 0
+    ),
+    shares AS (SELECT holder, max(share) AS share FROM devices GROUP BY holder)
+    SELECT key, kind, gpus, share, cpu, memory, count(*)
+    FROM of_kind LEFT JOIN needs USING (holder) LEFT JOIN shares USING (holder)
+    WHERE is_fixed IS NOT TRUE GROUP BY ALL
 """
 # Pods without a GPU use CPU and memory, too. A sum with an unknown part is unknown.
 _LEFT: Final = """
     WITH instants AS (SELECT unnest([{instants}]) AS instant),
-    running AS (
-        SELECT cluster, node, any_value(requested_cpu_millicores) AS cpu,
-            any_value(requested_memory_bytes) AS memory,
-            min(coalesce(scheduled_time, started_time, created_time)) AS since,
-            max(coalesce(ended_time, deleted_time)) AS until
-        FROM pods WHERE valid_to IS NULL GROUP BY cluster, node, pod_uid
-    ),
     used AS (
         SELECT instant, cluster, node,
             CASE WHEN count(cpu) = count(*) THEN sum(cpu) END AS cpu,
             CASE WHEN count(memory) = count(*) THEN sum(memory) END AS memory
-        FROM instants JOIN running ON since <= instant AND (until IS NULL OR instant < until)
+        FROM instants JOIN pods_of_window
+            ON since <= instant AND (until IS NULL OR instant < until)
         GROUP BY ALL
     )
     SELECT epoch_us(instant), cluster || '/' || node,
@@ -170,90 +196,74 @@ class Fleet:
     """The nodes of each kind at each instant, by node key."""
     mixes: dict[Kind, Counter[Shape]]
     """How often each shape occurred."""
-    needs: dict[str, Needs]
-    """The requests of pods, by UID."""
-    unknown: set[tuple[int, str]]
-    """The devices with unknown allocation, with the instant."""
+    unknown_gpus: float
+    """The mean number of devices with unknown allocation."""
 
 
 def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fleet:
     """Return the fleet of a question's window, with kinds by the question's dimensions."""
     window, hours = question.window, find_instants(question.window)
-    begin = _sql_time(window.begin_us)
+    begin, end = map(_sql_time, window)
     is_short = window.end_us - window.begin_us <= _SUMMED_HOURS * HOUR_US
-    by = ", ".join(GPU_DIMENSIONS[name] for name in question.by)
-    end = _sql_time(window.end_us)
     names = {
-        "kind_of_found": _KIND.format(by=by),
+        "kind": _KIND.format(by=", ".join(GPU_DIMENSIONS[name] for name in question.by)),
         "fraction": _FRACTION,
         "is_device": _IS_DEVICE,
         "holder": _HOLDER,
+        "whole": WHOLE,
         "minute": _MINUTE,
         "hours": ", ".join(map(_sql_time, hours)),
         "instants": ", ".join(_sql_time(hour + _MINUTE * _MINUTE_US) for hour in hours),
         "begin": begin,
         "end": end,
-        "waiting": _WAITING.format(begin=begin, end=end),
         "by_hour_from": begin if is_short else _SUMMED.format(begin=begin),
     }
 
     def rows(sql: str) -> list[tuple[Any, ...]]:
-        return connection.sql(sql.format(**names)).fetchall()
+        return connection.execute(sql.format(**names)).fetchall()
 
+    for table in _TABLES:
+        connection.execute(table.format(**names))
     left = {(at // HOUR_US * HOUR_US, node): amounts for at, node, *amounts in rows(_LEFT)}
     nodes: dict[Kind, dict[int, dict[str, Node]]] = defaultdict(lambda: defaultdict(dict))
-    unknown: set[tuple[int, str]] = set()
-    shares: dict[str, int] = {}
-    for at, node, gpu, holder, share, is_unknown, key, about in rows(_DEVICES):
-        if is_unknown:
-            unknown.add((at, gpu))
-            continue
+    for at, node, key, about, is_free, gpus, shares, *needs in rows(_STATES):
         of_kind = nodes[Kind(tuple(key), tuple(about))][at]
         found = of_kind.get(node)
         if found is None:
             found = of_kind[node] = Node(*left.get((at, node), (None, None)))
-        found.gpus.add(gpu)
-        if holder is not None:
-            taken = _share(share)
-            found.pods[holder][gpu] = taken
-            shares[holder] = max(taken, shares.get(holder, 0))
-    needs = {uid: Needs(*found) for uid, *found in rows(_NEEDS)}
-    mixes = _mixes(rows(_PODS), nodes, shares, needs)
-    return Fleet(nodes=nodes, mixes=mixes, needs=needs, unknown=unknown)
+        found.gpus.update(gpus)
+        if not is_free:
+            found.pods.append(Pod(dict(zip(gpus, shares, strict=True)), *needs))
+    ((unknown,),) = rows(_UNKNOWN)
+    mixes = _mixes(rows(_MIX), nodes)
+    return Fleet(nodes=nodes, mixes=mixes, unknown_gpus=unknown / len(hours))
 
 
 def _mixes(
-    pods: Sequence[tuple[Any, ...]],
-    nodes: Mapping[Kind, Mapping[int, Mapping[str, Node]]],
-    shares: Mapping[str, int],
-    needs: Mapping[str, Needs],
+    counts: Sequence[tuple[Any, ...]], nodes: Mapping[Kind, Mapping[int, Mapping[str, Node]]]
 ) -> dict[Kind, Counter[Shape]]:
     """Return how often each shape occurs among the pods of each kind.
 
     A pod that did not run at any of the instants has the usual share of its kind. Pods that do not
     fit on any node, even an empty one, do not count.
     """
-    of_kind: dict[Kind, list[tuple[str, int]]] = defaultdict(list)
-    for holder, gpus, key, about in pods:
-        of_kind[Kind(tuple(key), tuple(about))].append((holder, gpus))
+    of_kind: dict[Kind, list[list[Any]]] = defaultdict(list)
+    for key, about, *shape in counts:
+        of_kind[Kind(tuple(key), tuple(about))].append(shape)
     mixes = {}
     for kind, found in of_kind.items():
-        seen = Counter(shares[holder] for holder, _ in found if holder in shares)
+        seen, shapes = Counter[int](), Counter[Shape]()
+        for _, share, _, _, number in found:
+            if share is not None:
+                seen[share] += number
         usual = seen.most_common(1)[0][0] if seen else WHOLE
         states = nodes.get(kind, {}).values()
         largest = max((len(node.gpus) for state in states for node in state.values()), default=0)
-        shapes = Counter(
-            Shape(gpus, shares.get(holder, usual), each.cpu_millicores, each.memory_bytes)
-            for holder, gpus in found
-            if gpus <= largest and not (each := needs.get(holder, NO_NEEDS)).is_fixed
-        )
+        for gpus, share, cpu, memory, number in found:
+            if gpus <= largest:
+                shapes[Shape(gpus, usual if share is None else share, cpu, memory)] += number
         mixes[kind] = Counter(dict(shapes.most_common(_MAX_SHAPES)))
     return mixes
-
-
-def _share(share: float) -> int:
-    """Return a share of a GPU in whole percent, rounded down, so that equal shares fill a GPU."""
-    return WHOLE if share > _NEARLY_WHOLE else max(1, int(share * 100 + 0.2)) * _PERCENT
 
 
 def _sql_time(time_us: int) -> str:

@@ -76,16 +76,21 @@ _SMALLEST: Final = WHOLE // 20
 """The smallest part of a GPU that counts as free. Shares are whole percents, rounded down."""
 
 
-class Needs(NamedTuple):
-    """The needs of a pod apart from GPUs, and whether it can move."""
+class Pod(NamedTuple):
+    """A pod or job on a node."""
 
+    gpus: Mapping[str, int]
+    """Its share of each of its GPUs, by UUID."""
     cpu_millicores: int | None = None
     memory_bytes: int | None = None
     is_fixed: bool = False
-    """Whether it is of a DaemonSet, so that it cannot run elsewhere."""
+    """Whether it belongs to the node, such as a pod of a DaemonSet."""
 
-
-NO_NEEDS: Final = Needs()
+    @property
+    def shape(self) -> Shape:
+        """Its needs."""
+        share = max(self.gpus.values())
+        return Shape(len(self.gpus), share, self.cpu_millicores, self.memory_bytes)
 
 
 @dataclass
@@ -97,8 +102,38 @@ class Node:
     memory_bytes: int | None = None
     gpus: set[str] = field(default_factory=set)
     """UUIDs of the GPUs."""
-    pods: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    """The share that each pod or job has of each GPU."""
+    pods: list[Pod] = field(default_factory=list)
+
+    @property
+    def room(self) -> Room:
+        """The free parts of the node."""
+        return Room(self._free(self.pods), self.cpu_millicores, self.memory_bytes)
+
+    @property
+    def emptied(self) -> Room:
+        """The free parts of the node without the pods that can move."""
+        moving = self.moving
+        return Room(
+            self._free(pod for pod in self.pods if pod.is_fixed),
+            _sum(self.cpu_millicores, (pod.cpu_millicores for pod in moving)),
+            _sum(self.memory_bytes, (pod.memory_bytes for pod in moving)),
+        )
+
+    @property
+    def moving(self) -> list[Pod]:
+        """The pods that can move."""
+        return [pod for pod in self.pods if not pod.is_fixed]
+
+    def _free(self, pods: Iterable[Pod]) -> tuple[int, ...]:
+        free = dict.fromkeys(self.gpus, WHOLE)
+        for pod in pods:
+            for gpu, share in pod.gpus.items():
+                free[gpu] -= share
+        return tuple(sorted(map(_left, free.values())))
+
+
+def _sum(has: int | None, freed: Iterable[int | None]) -> int | None:
+    return None if has is None else has + sum(each or 0 for each in freed)
 
 
 class Measured(NamedTuple):
@@ -112,32 +147,9 @@ class Measured(NamedTuple):
     knows_memory: bool
 
 
-def room_of(node: Node, pods: Iterable[Mapping[str, int]]) -> Room:
-    """Return what a node has left if only some of its pods run."""
-    free = dict.fromkeys(node.gpus, WHOLE)
-    for gpus in pods:
-        for gpu, share in gpus.items():
-            free[gpu] -= share
-    return Room(tuple(sorted(map(_left, free.values()))), node.cpu_millicores, node.memory_bytes)
-
-
-def _sum(has: int | None, freed: Iterable[int | None]) -> int | None:
-    return None if has is None else has + sum(each or 0 for each in freed)
-
-
-def measure(
-    nodes: Sequence[Node], mix: Mapping[Shape, int], needs: Mapping[str, Needs]
-) -> Measured:
+def measure(nodes: Sequence[Node], mix: Mapping[Shape, int]) -> Measured:
     """Return what pods of a mix cannot use on nodes, now and with the same pods packed."""
-    moving = [
-        [
-            Shape(len(gpus), max(gpus.values()), each.cpu_millicores, each.memory_bytes)
-            for uid, gpus in node.pods.items()
-            if not (each := needs.get(uid, NO_NEEDS)).is_fixed
-        ]
-        for node in nodes
-    ]
-    shapes = [shape for of_node in moving for shape in of_node]
+    shapes = [pod.shape for node in nodes for pod in node.moving]
     amounts: list[Node | Shape] = [*nodes, *shapes, *mix]
     knows_cpu = all(each.cpu_millicores is not None for each in amounts)
     knows_memory = all(each.memory_bytes is not None for each in amounts)
@@ -148,22 +160,12 @@ def measure(
             memory_bytes=shape.memory_bytes if knows_memory else None,
         )
 
-    rooms, emptied = [], []
-    for node, of_node in zip(nodes, moving, strict=True):
-        room = room_of(node, node.pods.values())
-        rooms.append(room)
-        fixed = [gpus for uid, gpus in node.pods.items() if needs.get(uid, NO_NEEDS).is_fixed]
-        emptied.append(
-            room_of(node, fixed)._replace(
-                cpu_millicores=_sum(room.cpu_millicores, (each.cpu_millicores for each in of_node)),
-                memory_bytes=_sum(room.memory_bytes, (each.memory_bytes for each in of_node)),
-            )
-        )
     usual = Counter[Shape]()
     for shape, number in mix.items():
         usual[known(shape)] += number
+    rooms = [node.room for node in nodes]
     now = find_stranded(rooms, usual)
-    packed = pack(emptied, map(known, shapes)) if now.total else None
+    packed = pack((node.emptied for node in nodes), map(known, shapes)) if now.total else None
     best = find_stranded(packed, usual) if packed is not None else now
     return Measured(
         gpus=sum(len(node.gpus) for node in nodes),

@@ -83,10 +83,13 @@ def find_stranded(rooms: Iterable[Room], mix: Mapping[Shape, int]) -> Stranded:
     alike = Counter(room for room in rooms if room.free and room.free[-1])
     of_lack, of_size, pods = Counter[str](), Counter[Shape](), sum(mix.values())
     for shape, number in mix.items():
+        lost = Counter[str]()
         for room, nodes in alike.items():
             amount, lacking = unusable(room, shape)
-            of_lack[lacking] += number * nodes * amount
-            of_size[Shape(shape.gpus, shape.share)] += number * nodes * amount
+            lost[lacking] += nodes * amount
+        for lacking, amount in lost.items():
+            of_lack[lacking] += number * amount
+            of_size[Shape(shape.gpus, shape.share)] += number * amount
     return Stranded(
         sum(of_lack.values()) / pods if pods else 0.0,
         {name: amount / pods for name, amount in of_lack.items()},

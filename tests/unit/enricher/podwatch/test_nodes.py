@@ -82,6 +82,17 @@ def test_a_node_has_what_the_kubelet_allows_pods_to_request() -> None:
 
 
 @pytest.mark.parametrize(
+    "status", [None, {}, {"allocatable": None}, {"allocatable": {"pods": "1"}}]
+)
+def test_an_amount_that_a_node_does_not_report_is_absent_and_not_zero(
+    status: Object | None,
+) -> None:
+    found = NODE.reader(PodwatchSettings()).read(encoded({**item(), "status": status}))
+    assert found is not None
+    assert (found.allocatable_cpu_millicores, found.allocatable_memory_bytes) == (None, None)
+
+
+@pytest.mark.parametrize(
     ("labels", "pool"),
     [
         ({"cloud.google.com/gke-nodepool": "a3"}, "a3"),

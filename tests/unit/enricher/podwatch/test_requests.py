@@ -97,7 +97,7 @@ def test_each_container_has_its_requests_and_its_kind() -> None:
     assert Decoder(topic=PODS.name, record=PodRecord).decode(encode(found)) == found
 
 
-def needs(cpu: object = None, memory: object = None, **more: Any) -> Object:  # noqa: ANN401  # a container of any shape
+def needs(cpu: object = None, memory: object = None, **more: str) -> Object:
     """Return a container that requests CPU and memory."""
     given = {"cpu": cpu, "memory": memory}
     requests = {name: amount for name, amount in given.items() if amount is not None}

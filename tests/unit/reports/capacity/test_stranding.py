@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_reports.capacity.packing import Needs, Node, measure, pack, room_of
+from gpuledger_reports.capacity.packing import Node, Pod, measure, pack
 from gpuledger_reports.capacity.stranding import (
     CPU,
     GPUS,
@@ -118,41 +119,41 @@ def test_packing_takes_from_nodes_what_the_pods_need(rooms: list[Room], pods: li
         assert min((*room.free, room.cpu_millicores or 0, room.memory_bytes or 0)) >= 0
 
 
-def node(gpus: int, *pods: tuple[str, int, int], cpu: int | None = None) -> Node:
-    """Return a node with whole GPUs, some of which pods have: name, and first and last GPU."""
-    found = Node(cpu, cpu, gpus={f"GPU-{gpu}" for gpu in range(gpus)})
-    for name, first, last in pods:
-        found.pods[name] = {f"GPU-{gpu}": WHOLE for gpu in range(first, last + 1)}
-    return found
+def whole(*gpus: int, **more: Any) -> Pod:  # noqa: ANN401  # any field
+    """Return a pod that has whole GPUs."""
+    return Pod({f"GPU-{gpu}": WHOLE for gpu in gpus}, **more)
 
 
-SPREAD = [node(4, (f"large-{n}", 0, 1), (f"small-{n}", 2, 2)) for n in range(3)]
+def node(gpus: int, *pods: Pod, cpu: int | None = None) -> Node:
+    return Node(cpu, cpu, gpus={f"GPU-{gpu}" for gpu in range(gpus)}, pods=list(pods))
+
+
 MIX = {Shape(1): 1, Shape(2): 1}
 
 
 def test_packed_pods_leave_gpus_together() -> None:
     """Three nodes with one free GPU each; packed, one node has three."""
-    found = measure(SPREAD, MIX, {})
+    found = measure([node(4, whole(0, 1), whole(2)) for _ in range(3)], MIX)
     assert (found.gpus, found.free) == (12, 3)
     assert found.now.total == 1.5 * WHOLE
     assert found.packed.total == 0
 
 
 def test_pods_of_a_daemon_set_do_not_move() -> None:
-    needs = {f"{name}-{n}": Needs(is_fixed=True) for n in range(3) for name in ("large", "small")}
-    found = measure(SPREAD, MIX, needs)
+    pods = whole(0, 1, is_fixed=True), whole(2, is_fixed=True)
+    found = measure([node(4, *pods) for _ in range(3)], MIX)
     assert found.packed == found.now
 
 
 def test_a_packing_that_is_not_found_is_not_better() -> None:
     """Each pod leaves one GPU of its node, wherever it runs."""
-    found = measure([node(4, (f"p{n}", 0, 2)) for n in range(3)], {Shape(3): 1}, {})
+    found = measure([node(4, whole(0, 1, 2)) for _ in range(3)], {Shape(3): 1})
     assert found.now.total == found.packed.total == 3 * WHOLE
 
 
 def test_gpus_may_be_free_and_their_cpus_used() -> None:
-    needs = {"a": Needs(0, 0)}
-    found = measure([node(4, ("a", 0, 0), cpu=3)], {Shape(1, WHOLE, 4, 0): 1}, needs)
+    pod = whole(0, cpu_millicores=0, memory_bytes=0)
+    found = measure([node(4, pod, cpu=3)], {Shape(1, WHOLE, 4, 0): 1})
     assert found.now.by_lack == {CPU: 3 * WHOLE}
     assert (found.knows_cpu, found.knows_memory) == (True, True)
 
@@ -160,18 +161,17 @@ def test_gpus_may_be_free_and_their_cpus_used() -> None:
 @pytest.mark.parametrize("unknown", ["node", "pod", "mix"])
 def test_cpu_counts_only_if_it_is_known_of_all(unknown: str) -> None:
     known = {name: None if name == unknown else 1 for name in ("node", "pod", "mix")}
-    nodes = [node(2, ("a", 0, 0), cpu=known["node"])]
+    pod = whole(0, cpu_millicores=known["pod"], memory_bytes=0)
     mix = {Shape(1, WHOLE, known["mix"] and 4, 0): 1}
-    found = measure(nodes, mix, {"a": Needs(known["pod"], 0)})
+    found = measure([node(2, pod, cpu=known["node"])], mix)
     assert not found.knows_cpu
     assert found.now.total == 0
 
 
 def test_a_better_packing_is_found_of_a_shared_gpu() -> None:
     """Two halves on two GPUs; packed, one GPU is whole again."""
-    halves = Node(gpus={"GPU-0", "GPU-1"})
-    halves.pods |= {"a": {"GPU-0": HALF}, "b": {"GPU-1": HALF}}
-    found = measure([halves], {Shape(1): 1}, {})
+    halves = node(2, Pod({"GPU-0": HALF}), Pod({"GPU-1": HALF}))
+    found = measure([halves], {Shape(1): 1})
     assert (found.now.total, found.packed.total) == (WHOLE, 0)
 
 
@@ -193,41 +193,40 @@ def openb_nodes(*, one_of: int) -> list[Node]:
     ]
 
 
-def place(nodes: Sequence[Node], name: str, shape: Shape) -> Node | None:
-    """Place a pod on the first node on which it fits, on the fullest GPUs; return the node."""
-    for node in nodes:
-        if lacks(room_of(node, node.pods.values()), shape) is None:
-            break
-    else:
+def place(nodes: Sequence[Node], shape: Shape) -> tuple[Node, Pod] | None:
+    """Place a pod on the first node on which it fits, on the fullest GPUs."""
+    node = next((node for node in nodes if lacks(node.room, shape) is None), None)
+    if node is None:
         return None
-    left = {gpu: WHOLE - sum(pod.get(gpu, 0) for pod in node.pods.values()) for gpu in node.gpus}
+    left = {gpu: WHOLE - sum(pod.gpus.get(gpu, 0) for pod in node.pods) for gpu in node.gpus}
     fitting = sorted((free, gpu) for gpu, free in left.items() if free >= shape.share)
+    pod = Pod({gpu: shape.share for _, gpu in fitting[: shape.gpus]}, *shape[2:])
+    change(node, pod, -1)
     if shape.gpus:
-        node.pods[name] = {gpu: shape.share for _, gpu in fitting[: shape.gpus]}
-    change(node, shape, -1)
-    return node
+        node.pods.append(pod)
+    return node, pod
 
 
-def change(node: Node, shape: Shape, sign: int) -> None:
-    node.cpu_millicores = (node.cpu_millicores or 0) + sign * (shape.cpu_millicores or 0)
-    node.memory_bytes = (node.memory_bytes or 0) + sign * (shape.memory_bytes or 0)
+def change(node: Node, pod: Pod, sign: int) -> None:
+    node.cpu_millicores = (node.cpu_millicores or 0) + sign * (pod.cpu_millicores or 0)
+    node.memory_bytes = (node.memory_bytes or 0) + sign * (pod.memory_bytes or 0)
 
 
 def replayed(nodes: Sequence[Node], pods: Sequence[tuple[Shape, int, int]]) -> Iterator[int]:
     """Start and end pods on nodes in order of time; yield after each start."""
-    running: dict[int, Node] = {}
+    running: dict[int, tuple[Node, Pod]] = {}
     events = [(end, False, number) for number, (_, _, end) in enumerate(pods)]
     events += [(begin, True, number) for number, (_, begin, _) in enumerate(pods)]
     for _, is_start, number in sorted(events):
-        shape = pods[number][0]
         if is_start:
-            placed = place(nodes, str(number), shape)
+            placed = place(nodes, pods[number][0])
             if placed is not None:
                 running[number] = placed
             yield number
-        elif (node := running.pop(number, None)) is not None:
-            node.pods.pop(str(number), None)
-            change(node, shape, 1)
+        elif number in running:
+            node, pod = running.pop(number)
+            node.pods = [each for each in node.pods if each is not pod]
+            change(node, pod, 1)
 
 
 def test_a_real_cluster_strands_what_a_trial_of_each_choice_finds() -> None:
@@ -242,14 +241,12 @@ def test_a_real_cluster_strands_what_a_trial_of_each_choice_finds() -> None:
         for row in rows_of("openb_pods.csv.gz")
     ]
     mix = Counter(shape for shape, _, _ in pods if shape.gpus)
-    needs = {str(number): Needs(*shape[2:]) for number, (shape, _, _) in enumerate(pods)}
     gains, lacking = [], set[str]()
     for count, _ in enumerate(replayed(nodes, pods)):
         if count % 900 != 450:
             continue
-        found = measure(nodes, mix, needs)
-        rooms = [room_of(node, node.pods.values()) for node in nodes]
-        assert found.now.total == pytest.approx(by_trial(rooms, mix))
+        found = measure(nodes, mix)
+        assert found.now.total == pytest.approx(by_trial([node.room for node in nodes], mix))
         assert 0 <= found.packed.total <= found.now.total <= found.free * WHOLE
         assert found.knows_cpu
         gains.append(found.now.total - found.packed.total)
