@@ -36,6 +36,8 @@ def open_store(
 
     Raises `UserError` if there is no store, or if it cannot be read.
     """
+    # DuckDB would show the progress of long queries on standard output.
+    connection.execute("SET enable_progress_bar = false")
     with _reading():
         files = create_views(connection, store, options)[USAGE_HOURLY.name]
         if not files:

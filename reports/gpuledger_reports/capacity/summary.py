@@ -10,12 +10,14 @@ from typing import Any, Final, NamedTuple
 
 import duckdb
 
+from gpuledger.store.query import quoted_name
 from gpuledger.time_ranges import write_duration
 from gpuledger_reports.capacity.report import Answer, Question, Report, Row, plain_cell
 from gpuledger_reports.pricing.money import minor_digits
 from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
 from gpuledger_reports.reading.times import HOUR_US, day_of
 
+_TEMPORARY: Final = "SELECT table_name FROM duckdb_tables() WHERE temporary"
 _SHOWN_ACTIONS: Final = 3
 _PLACE: Final = ("pool", "node", "namespace", "workload")
 _WHOLE_FROM: Final = 100
@@ -165,6 +167,7 @@ def _read(
         advice = ADVICE.get(report.name)
         asked = report.usual_question(question, by=advice.by if advice else ())
         found = report.read(connection, asked)
+        _drop_tables(connection)
         headlines += _headlines(report, found, currency)
         if advice:
             actions += _actions(report.name, advice, found.rows, asked)
@@ -177,6 +180,12 @@ def _read(
     ]
     notes = [] if chosen else ["No report recommends an action that would have saved money."]
     return Answer(rows=[*headlines, *chosen], notes=notes)
+
+
+def _drop_tables(connection: duckdb.DuckDBPyConnection) -> None:
+    """Drop the temporary tables of a report, whose memory the next one may need."""
+    for (name,) in connection.execute(_TEMPORARY).fetchall():
+        connection.execute(f"DROP TABLE {quoted_name(name)}")
 
 
 def _headlines(report: Report, found: Answer, currency: str) -> Iterator[Row]:

@@ -10,7 +10,14 @@ import pytest
 
 from gpuledger_cli.command import main
 from tests.tables import for_each
-from tests.unit.reports.stores import BEGIN_US, HOUR_US, allocated, write_store
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_US,
+    allocated,
+    inventory_row,
+    node_row,
+    write_store,
+)
 
 DAYS = 29
 
@@ -26,7 +33,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
             allocated(hour, None, gpu="GPU-b"),
         )
     ]
-    return write_store(tmp_path_factory.mktemp("store"), usage_hourly=usage)
+    inventory = [inventory_row(gpu) for gpu in ("GPU-a", "GPU-b")]
+    folder = tmp_path_factory.mktemp("store")
+    return write_store(folder, usage_hourly=usage, inventory=inventory)
 
 
 def test_the_table_and_the_files_show_the_same_forecast(
@@ -65,6 +74,37 @@ def test_without_enough_history_the_exit_code_and_the_note_say_so(
     assert main([*arguments, "--output", str(output)]) == 4
     (row,) = json.loads(output.read_text())
     assert row["note"] == "too short a history; 55 days are needed"
+
+
+def test_a_table_omits_columns_without_values_and_states_its_time_range(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capacity", "fleet", "--store", store, "--window", "1d"]) == 0
+    shown = capsys.readouterr().out
+    assert "Fit: 1 GPU" in shown
+    assert "Day" not in shown
+    assert "Usage from 2026-10-28T23:00:00Z to 2026-10-29T23:00:00Z." in shown
+    assert main(["capacity", "fleet", "--store", store, "--window", "1d", "--history", "day"]) == 0
+    shown = capsys.readouterr().out
+    assert "Fit: 1 GPU" not in shown
+    assert "2026-10-29" in shown
+
+
+def test_the_summary_needs_no_dimensions(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capacity", "summary", "--store", store, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"report": "fleet", "column": "total", "value": 2.0}.items() <= rows[0].items()
+    assert main(["capacity", "summary", "--store", store, "--by", "model"]) == 2
+
+
+def test_without_hourly_usage_the_report_is_empty_and_a_hint_names_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = write_store(tmp_path, nodes=[node_row()])
+    assert main(["capacity", "fleet", "--store", empty]) == 4
+    shown = capsys.readouterr()
+    assert "The store has no GPUs in the time range." in shown.out
+    assert "gpuledger store maintain" in shown.err
 
 
 @for_each(
