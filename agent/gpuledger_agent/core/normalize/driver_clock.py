@@ -7,8 +7,8 @@ between two, but is never lost or counted twice.
 
 Only time stamps of samples reveal the driver's clock. The clock has reached at least the newest
 stamp. If that stamp belongs to the latest window, the clock is at most one window further. From
-tick to tick, both bounds advance with our clock and converge. If they contradict each other, the
-driver's clock has jumped, and the estimate starts again.
+answer to answer (`sync`) and from tick to tick, both bounds advance with our clock and converge. If
+they contradict each other, the driver's clock has jumped, and the estimate starts again.
 
 Some drivers return no samples for idle windows. `freshness` decides once per answer whether the
 newest sample belongs to the latest window. If the utilization rates have shown that a driver omits
@@ -39,9 +39,10 @@ LAG_WINDOWS: Final = 1.5
 """Time between the end of a tick's covered time and the driver's clock at the tick, in windows. At
 this distance, all covered windows have closed by the time of the tick."""
 _MAX_LAG_WINDOWS: Final = 2
-# If the newest sample is older than this, the driver omitted later ones. The excess over 1 allows
-# for a window that is about to close, and for stamps that jitter by a hundredth of a window.
 BEHIND_WINDOWS: Final = 1.1
+"""If the newest sample is older than this, the driver has omitted later ones. The excess over 1
+allows for a window that is about to close, and for stamps that jitter by a hundredth of a window.
+"""
 DRIFT_RATIO: Final = 0.0005
 """Maximum drift between two clocks of one machine."""
 # Bounds that contradict each other by more than this part of a window belong to different clocks.
