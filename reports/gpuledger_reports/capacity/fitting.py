@@ -82,7 +82,7 @@ class Percentiles(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What a workload needs of each of its devices."""
+    """The load of a workload on each of its devices."""
 
     busy: Percentiles
     """Percent of a minute."""
@@ -135,11 +135,11 @@ def misfit(load: Load, now: Device, then: Device) -> str | None:
 def counter_evidence(load: Load, now: Device, then: Device) -> Iterator[tuple[str, str]]:
     """Yield each risk of moving a load to a device that it fits, with its reason."""
     slower = slowdown(load, now, then)
-    most = load.memory_gib.max
-    if most > then.memory_gib:
-        yield "high", f"memory max of {most:.4g} GiB is more than the {then.memory_gib:.3g} GiB"
-    elif most > MEMORY_ROOM * then.memory_gib:
-        yield "medium", f"memory max of {most:.4g} GiB leaves less than 10 % free"
+    maximum = load.memory_gib.max
+    if maximum > then.memory_gib:
+        yield "high", f"memory max of {maximum:.4g} GiB is more than the {then.memory_gib:.3g} GiB"
+    elif maximum > MEMORY_ROOM * then.memory_gib:
+        yield "medium", f"memory max of {maximum:.4g} GiB leaves less than 10 % free"
     if slower and (busy := load.busy.max * slower.busy) > 100:  # noqa: PLR2004  # percent
         level = "high" if load.busy.p99 * slower.busy > 100 else "medium"  # noqa: PLR2004
         yield level, f"its busiest minutes would take {busy / 100:.1f} times as long"

@@ -54,7 +54,7 @@ SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS
     sum(allocated_ns - coalesce(unresponsive_ns, 0)) FILTER (category = 'idle') / 6e10 / minutes
         AS share,
     sum(busy_ns) FILTER (category <> 'idle') > 0 AS is_used,
-    max({MEMORY_MAX}) FILTER (category <> 'idle') AS most_memory,
+    max({MEMORY_MAX}) FILTER (category <> 'idle') AS memory_max,
     {", ".join(f"sum({name}) FILTER (category <> 'idle') AS {name}" for name in _BUCKETS)}
 FROM usage_daily_unnamed WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
 GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
@@ -83,8 +83,8 @@ WITH holders AS (
 SELECT identity, since, gpus, max(used_gpus) AS used_gpus, sum(hours) AS hours,
     min(hour) AS hour, min(first_day) AS first_day, max(last_day) AS last_day, max(share) AS share,
     sum(minutes) FILTER (has_load) AS minutes, sum(unknown_minutes) AS unknown_minutes,
-    max(most_memory) FILTER (NOT has_load) AS unused_memory,
-    max(most_memory) FILTER (has_load) AS most_memory,
+    max(memory_max) FILTER (NOT has_load) AS unused_memory,
+    max(memory_max) FILTER (has_load) AS memory_max,
     {", ".join(f"sum({name}) FILTER (has_load) AS sum_{name}" for name in _BUCKETS)}
 FROM held GROUP BY identity, since, gpus
 """  # noqa: S608  # as above
@@ -94,7 +94,7 @@ SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in BY)}, {", ".joi
     memory_slices, gpu_memory_slices, since, gpus, max(used_gpus) AS used_gpus,
     sum(hours) AS hours, min(first_day)::DATE AS first_day, max(last_day)::DATE AS last_day,
     max(share) AS share, sum(minutes) AS minutes, sum(unknown_minutes) AS unknown_minutes,
-    max(unused_memory) AS unused_memory, max(most_memory) AS most_memory,
+    max(unused_memory) AS unused_memory, max(memory_max) AS memory_max,
     {", ".join(f"sum(sum_{name}) AS {name}" for name in _BUCKETS)}
 FROM {named_sql("loads")} GROUP BY ALL
 """  # noqa: S608  # as above
@@ -125,7 +125,7 @@ class Workload:
     def _sum(self, name: str) -> float:
         return sum(part[name] or 0 for part in self.parts)
 
-    def _most(self, name: str) -> float:
+    def _maximum(self, name: str) -> float:
         return max(part[name] or 0 for part in self.parts)
 
     @property
@@ -141,12 +141,12 @@ class Workload:
     @property
     def gpus(self) -> int:
         """The largest number of devices of a pod."""
-        return int(self._most("gpus"))
+        return int(self._maximum("gpus"))
 
     @property
     def used_gpus(self) -> int:
         """The largest number of devices that a pod used."""
-        return int(self._most("used_gpus"))
+        return int(self._maximum("used_gpus"))
 
     @property
     def needed_gpus(self) -> int | None:
@@ -157,7 +157,7 @@ class Workload:
     @property
     def unused_gib(self) -> float:
         """The largest memory on a device that was never used."""
-        return self._most("unused_memory") / GIB
+        return self._maximum("unused_memory") / GIB
 
     @property
     def history_days(self) -> int:
@@ -169,7 +169,7 @@ class Workload:
     @property
     def is_shared(self) -> bool:
         """Whether its pods have only parts of devices."""
-        return self._most("share") < _EXCLUSIVE
+        return self._maximum("share") < _EXCLUSIVE
 
     @property
     def unknown_ratio(self) -> float:
@@ -192,10 +192,10 @@ class Workload:
         )
         if busy is None or memory is None:
             return None
-        most = self._most("most_memory") / GIB
+        maximum = self._maximum("memory_max") / GIB
         return Load(
             busy=busy,
-            memory_gib=Percentiles(*(min(most, value) for value in memory)),
+            memory_gib=Percentiles(*(min(maximum, value) for value in memory)),
             bandwidth=bandwidth if known else None,
         )
 

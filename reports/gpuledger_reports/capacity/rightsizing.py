@@ -109,7 +109,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is found for a workload."""
+    """The result for a workload, with its evidence."""
 
     workload: Workload
     load: Load | None
