@@ -165,7 +165,7 @@ def sync(
     """Return the bounds after an answer whose newest sample, `newest_us`, is of the latest window.
 
     An answer soon after the end of a window shows the minimum best, an answer soon before the end
-    shows the maximum. If the answer contradicts the earlier ones, `before`, it alone counts.
+    shows the maximum. If the answer contradicts the earlier ones, `before`, only the answer counts.
     """
     waited_us = (given.answered_ns - given.requested_ns) / NS_PER_US
     fresh = ClockSync(given.answered_ns, newest_us, newest_us + waited_us * (1 + DRIFT_RATIO))

@@ -239,10 +239,10 @@ class Allocations:
     def are_unknown(self) -> bool:
         """Whether the last list from `current` may be incomplete.
 
-        The list may be incomplete if the kubelet has not responded or its last response is too old,
-        if the kubelet has not listed all running pods since the agent started, or if the shares of
-        some pods may be only in annotations that were not read. On a node without a kubelet
-        (`kubelet.enabled` is `auto`, and the socket never existed), it is complete.
+        The list may be incomplete if the kubelet has not responded or its last response is too old.
+        The same applies if no response has listed all running pods yet, or if the shares of some
+        pods may be only in annotations that were not read. On a node without a kubelet
+        (`kubelet.enabled` is `auto`, and the socket never existed), the list is complete.
         """
         if not self._is_fresh():
             return not self._is_absent
