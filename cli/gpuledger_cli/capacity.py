@@ -23,7 +23,7 @@ from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger.settings.secret import shown_url
 from gpuledger_cli.long_work import printing_progress, run_interruptible
-from gpuledger_cli.option_help import epilogue, time_option
+from gpuledger_cli.option_help import epilogue
 from gpuledger_cli.query import print_rows
 from gpuledger_cli.store_arguments import (
     StorageOption,
@@ -32,14 +32,14 @@ from gpuledger_cli.store_arguments import (
     storage_options_of,
     written,
 )
-from gpuledger_reports.capacity.asking import NO_HOURS, WINDOW_FORMS, answer, ask, open_store
+from gpuledger_reports.capacity.asking import NO_HOURS, answer, ask, open_store, options_of
 from gpuledger_reports.capacity.registry import REPORTS
 from gpuledger_reports.capacity.report import (
     Answer,
     Question,
     Report,
-    Row,
     file_columns,
+    file_rows,
     plain_cell,
 )
 from gpuledger_reports.presenting.output import as_csv, write_parquet
@@ -62,22 +62,14 @@ app = App(
 def _options_of(report: Report) -> Iterator[tuple[str, Any, Any]]:
     """Yield the name, type and default of each option of a report's command."""
     yield "store", StoreUri, _REQUIRED
-    default = report.default_window
-    default = f"the last {default} of complete usage" if default else "all complete usage"
-    window = f"Time range, by default {default}. Range (UTC): {WINDOW_FORMS}."
-    yield "window", Annotated[Text, Parameter(help=window)], None
-    begin = time_option("Start of the time range instead of --window, a whole hour", name="--from")
-    yield "from_", Annotated[Text, begin], None
-    end = time_option("End of the time range (exclusive), by default the end of complete usage")
-    yield "to", Annotated[Text, end], None
-    if report.dimensions:
-        by = f"Dimensions, separated by commas: {', '.join(report.dimensions)}."
-        yield "by", Annotated[str, Parameter(help=by)], report.default_by
-        top = "Number of rows to show, the most important first."
-        yield "top", Annotated[Text, Parameter(help=top)], None
-    for name, option in report.options.items():
-        own = Parameter(help=option.help, allow_leading_hyphen=option.may_be_negative)
-        yield name, Annotated[Text, own], option.default
+    for name, option in options_of(report).items():
+        own = Parameter(
+            name=f"--{name.replace('_', '-')}",
+            help=option.help,
+            allow_leading_hyphen=option.may_be_negative,
+        )
+        # `from` is a keyword of Python.
+        yield f"{name}_" if name == "from" else name, Annotated[Text, own], option.default
     if report.has_money:
         prices = "File of prices (YAML), as for `gpuledger bill`; by default example prices."
         yield "prices", Annotated[Path | None, Parameter(help=prices)], None
@@ -171,11 +163,13 @@ def _run(
 
 @contextmanager
 def _naming_options() -> Iterator[None]:
-    """Convert an ArgumentError raised in the context to a UserError that names the option."""
+    """Convert errors raised in the context to a UserError that names the option to change."""
     try:
         yield
     except ArgumentError as error:
         raise UserError(f"--{error.name.replace('_', '-')}: {error.problem}") from error
+    except duckdb.OutOfMemoryException as error:
+        raise UserError(f"{error}; give a shorter --window") from error
 
 
 def _write(
@@ -189,14 +183,14 @@ def _write(
     columns = file_columns(report, question.by, found.rows)
     if format == "parquet" and output is not None:
         with written(output) as path:
-            write_parquet(columns, map(_flat, found.rows), file=path)
+            write_parquet(columns, file_rows(found.rows), file=path)
     else:
         text = io.StringIO()
         file = text if output else sys.stdout
         if format == "json":
             file.write(orjson.dumps(found.rows, option=orjson.OPT_INDENT_2).decode() + "\n")
         elif format == "csv":
-            file.write(as_csv([*columns], map(_flat, found.rows)))
+            file.write(as_csv([*columns], file_rows(found.rows)))
         else:
             _print_table(report, question, found, file)
         if output:
@@ -223,14 +217,6 @@ def _print_table(report: Report, question: Question, found: Answer, file: TextIO
         file.write(f"{nothing[:1].upper()}{nothing[1:]}.\n")
     begin, end = map(time_text, question.window)
     file.writelines(f"{note}\n" for note in (f"Usage from {begin} to {end}.", *found.notes))
-
-
-def _flat(row: Row) -> Row:
-    """Return a row for CSV and Parquet, with lists and objects as JSON."""
-    return {
-        name: orjson.dumps(value).decode() if isinstance(value, list | dict) else value
-        for name, value in row.items()
-    }
 
 
 for _place, _report in enumerate(REPORTS.values()):

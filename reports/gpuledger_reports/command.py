@@ -7,7 +7,8 @@ from gpuledger.runtime import Readiness, explain_user_errors, run_service
 from gpuledger.settings import load_settings
 from gpuledger.settings.secret import mask_address
 from gpuledger_reports.api.answering import AnswerSettings
-from gpuledger_reports.api.pages import ReportPages, description
+from gpuledger_reports.api.description import description
+from gpuledger_reports.api.pages import ReportPages
 from gpuledger_reports.api.processes import BillProcesses, kill_processes, start_server
 from gpuledger_reports.api.store_state import StoreState
 from gpuledger_reports.pricing.policy_file import read_policy

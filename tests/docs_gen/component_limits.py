@@ -428,7 +428,7 @@ COMPONENT_LIMITS: Final = (
                 _QUESTIONS,
                 "MAX_SHARED",
             ),
-            Limit("Rows of an explanation", _QUESTIONS, "MAX_ROWS"),
+            Limit("Rows of an explanation or a capacity report", _QUESTIONS, "MAX_ROWS"),
             Limit("Parameters of a request", gpuledger_reports.api.parameters, "MAX_FIELDS"),
             Limit("Terms of a filter", gpuledger_reports.api.filters, "MAX_TERMS"),
             Limit("Sets of an answer", gpuledger_reports.api.sets, "MAX_SETS"),

@@ -14,12 +14,15 @@ import msgspec
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger_reports.api import autocomplete
 from gpuledger_reports.api.allocation import allocation_set, dimensions_for
+from gpuledger_reports.api.capacity import capacity_content
 from gpuledger_reports.api.fields import WITHOUT_VALUE, dimensions_of, field_names
 from gpuledger_reports.api.parameters import shown
 from gpuledger_reports.api.questions import (
+    MEDIA_TYPES,
     AllocationQuestion,
     AutocompleteQuestion,
     BillQuestion,
+    CapacityQuestion,
     ExplainQuestion,
     Question,
     StoreStateQuestion,
@@ -58,6 +61,7 @@ class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     body: bytes
     status: int = 200
+    media_type: str = MEDIA_TYPES["json"]
     logged: str = ""
     """The cause of an error, for the log only: it names files of the store."""
 
@@ -75,7 +79,8 @@ def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
     If the question is invalid or the store cannot be read, the answer contains an error status.
     """
     try:
-        return ReportAnswer(body=_body(question, settings))
+        chosen = question.format if isinstance(question, CapacityQuestion) else "json"
+        return ReportAnswer(body=_body(question, settings), media_type=MEDIA_TYPES[chosen])
     except ArgumentError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
     except (StoreReadError, OSError) as error:
@@ -88,7 +93,8 @@ def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
         # The store or the prices are wrong, which the client cannot fix.
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     except (duckdb.OutOfMemoryException, MemoryError):
-        has_window = isinstance(question, AllocationQuestion | AutocompleteQuestion)
+        with_window = AllocationQuestion | AutocompleteQuestion | CapacityQuestion
+        has_window = isinstance(question, with_window)
         range_name = "window" if has_window else "period"
         problem = f"needs more memory than {settings.memory_bytes} bytes; request less at a time"
         return _error(HTTPStatus.BAD_REQUEST, f"{range_name}: {problem}", parameter=range_name)
@@ -120,6 +126,14 @@ def _body(question: Question, settings: AnswerSettings) -> bytes:
             return as_json(_shown_bill(question, settings)).encode()
         case ExplainQuestion():
             return _explanation(question, settings)
+        case CapacityQuestion():
+            return capacity_content(
+                question,
+                store_uri=settings.store_uri,
+                storage_options=settings.storage_options,
+                memory_bytes=settings.memory_bytes,
+                policy=read.policy,
+            )
 
 
 def _reader(settings: AnswerSettings, by: tuple[str, ...]) -> UsageReader:

@@ -7,15 +7,12 @@ without a process. If the client disconnects, its question is cancelled.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
-import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +21,7 @@ from starlette.routing import Route
 from gpuledger.errors import ArgumentError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_reports.api.answering import ReportAnswer, error_body
+from gpuledger_reports.api.description import capacity_list, description
 from gpuledger_reports.api.metrics import (
     CACHE_BYTES,
     CACHE_HITS_TOTAL,
@@ -31,23 +29,18 @@ from gpuledger_reports.api.metrics import (
     REQUESTS_TOTAL,
 )
 from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import PAGES, Question, window_of
+from gpuledger_reports.api.questions import CAPACITY, MEDIA_TYPES, PAGES, Question, window_text
 from gpuledger_reports.api.store_state import StoreState
-from gpuledger_reports.reading.times import time_text
 
-DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
-DESCRIPTION_PAGE: Final = "/openapi.json"
+FIXED: Final[Mapping[str, Callable[[], bytes]]] = {
+    CAPACITY: capacity_list,
+    "/openapi.json": description,
+}
+"""Pages that do not depend on the store."""
 KUBECOST_PREFIX: Final = "/model"
 """Clients of Kubecost write this before the path of an endpoint."""
-_JSON: Final = "application/json"
 _log = structlog.get_logger(__name__)
 _RETRY_SECONDS: Final = {HTTPStatus.SERVICE_UNAVAILABLE: "5"}
-
-
-@cache
-def description() -> bytes:
-    """Return the service's OpenAPI description as JSON."""
-    return msgspec.json.encode(yaml.safe_load(DESCRIPTION_FILE.read_text(encoding="utf-8")))
 
 
 class AnswerCache:
@@ -101,8 +94,8 @@ class ReportPages:
         pages = [
             Route(prefix + path, self._show) for path in PAGES for prefix in ("", KUBECOST_PREFIX)
         ]
-        described = Route(DESCRIPTION_PAGE, _show_description)
-        return Starlette(routes=[*pages, described, Route("/{path:path}", _list_pages)])
+        fixed = [Route(path, _show_fixed) for path in FIXED]
+        return Starlette(routes=[*pages, *fixed, Route("/{path:path}", _list_pages)])
 
     async def _show(self, request: Request) -> Response:
         page = request.scope["path"].removeprefix(KUBECOST_PREFIX)
@@ -163,9 +156,8 @@ class ReportPages:
         except BusyError as error:
             return _error_answer(unavailable, str(error))
         except LateError as error:
-            window = window_of(question)
-            times = "newest month" if window is None else " to ".join(map(time_text, window))
-            _log.warning("bill_deadline_missed", page=page, window=times, error=str(error))
+            window = window_text(question)
+            _log.warning("bill_deadline_missed", page=page, window=window, error=str(error))
             return _error_answer(late, f"{error}; request less at a time")
         except ProcessEndedError as error:
             problem = f"{error}, possibly because memory ran out; request less at a time"
@@ -178,19 +170,19 @@ async def _wait_gone(request: Request) -> None:
         pass
 
 
-async def _show_description(_: Request) -> Response:
-    return Response(description(), media_type=_JSON)
+async def _show_fixed(request: Request) -> Response:
+    return Response(FIXED[request.scope["path"]](), media_type=MEDIA_TYPES["json"])
 
 
 async def _list_pages(_: Request) -> Response:
-    listed = ", ".join([*PAGES, DESCRIPTION_PAGE, "/livez", "/readyz", "/metrics"])
+    listed = ", ".join([*PAGES, *FIXED, "/livez", "/readyz", "/metrics"])
     return _error(HTTPStatus.NOT_FOUND, f"unknown path; paths are {listed}")
 
 
 def _response(answer: ReportAnswer) -> Response:
     retry = _RETRY_SECONDS.get(HTTPStatus(answer.status))
     headers = {"Retry-After": retry} if retry else {}
-    return Response(answer.body, answer.status, headers, media_type=_JSON)
+    return Response(answer.body, answer.status, headers, media_type=answer.media_type)
 
 
 def _error_answer(

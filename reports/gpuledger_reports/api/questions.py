@@ -1,6 +1,7 @@
 """Parses the parameters of a request into a question, which a process answers. Pure."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -15,8 +16,10 @@ from gpuledger_reports.api.parameters import (
     whole_number,
 )
 from gpuledger_reports.api.sets import parse_accumulate, sets_of
+from gpuledger_reports.capacity.asking import options_of
+from gpuledger_reports.capacity.registry import REPORTS
 from gpuledger_reports.pricing.periods import bill_window, parse_window
-from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.times import HOUR_US, Window, time_text
 
 Split = Literal["weighted", "even"]
 MAX_DAYS: Final = 400
@@ -40,6 +43,13 @@ WITHOUT_EFFECT: Final = frozenset(
     }
 )
 _FORMATS: Final = ("", "json")
+MEDIA_TYPES: Final = {
+    "json": "application/json",
+    "csv": "text/csv",
+    "parquet": "application/vnd.apache.parquet",
+}
+"""The media type of an answer by its format; only capacity reports have others than JSON."""
+CAPACITY: Final = "/capacity"
 _REFUSED: Final = {
     "shareCost": "is not supported; put your own costs into the price file",
     "shareTenancyCosts": "is not supported; costs do not include cluster management",
@@ -114,26 +124,46 @@ class ExplainQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="explain"):
     rows: int
 
 
+class CapacityQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="capacity"):
+    """The parameters of a page of `/capacity`."""
+
+    report: str
+    given: dict[str, str]
+    """The texts of the report's options, which mean times that depend on the store."""
+    format: str = "json"
+    now_us: int
+    """The start of the current hour, so that equal requests within an hour are equal questions."""
+
+
 class StoreStateQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="store_state"):
     """Requests the state on which answers depend: the table versions and the hash of the prices."""
 
 
 Question = (
-    AllocationQuestion | AutocompleteQuestion | BillQuestion | ExplainQuestion | StoreStateQuestion
+    AllocationQuestion
+    | AutocompleteQuestion
+    | BillQuestion
+    | CapacityQuestion
+    | ExplainQuestion
+    | StoreStateQuestion
 )
 
 
-def window_of(question: Question) -> Window | None:
-    """Return the time that a question covers, or `None` if it depends on the store."""
+def window_text(question: Question) -> str:
+    """Return the time that a question covers, for the log."""
     match question:
         case AllocationQuestion():
-            return Window(question.sets[0].begin_us, question.sets[-1].end_us)
+            window: Window | None = Window(question.sets[0].begin_us, question.sets[-1].end_us)
+        case CapacityQuestion(given=given):
+            times = [given[name] for name in ("window", "from", "to") if name in given]
+            return " to ".join(times) or "default"
         case ExplainQuestion():
-            return question.bill.window
+            window = question.bill.window
         case StoreStateQuestion():
-            return None
+            window = None
         case _:
-            return question.window
+            window = question.window
+    return "newest month" if window is None else " to ".join(map(time_text, window))
 
 
 def allocation_question(query: str, now_us: int) -> AllocationQuestion:
@@ -190,12 +220,31 @@ def explain_question(query: str, now_us: int) -> ExplainQuestion:
     return ExplainQuestion(bill=_bill(given, now_us), line=given["line"], rows=rows)
 
 
+def capacity_question(report: str, query: str, now_us: int) -> CapacityQuestion:
+    """Return the question of a request for a report; raises `ArgumentError` if it is invalid.
+
+    The values of the report's options are checked when it is answered.
+    """
+    given = read_query(query, known={*options_of(REPORTS[report]), "format"})
+    chosen = given.pop("format", "") or "json"
+    if chosen not in MEDIA_TYPES:
+        problem = f"invalid value {shown(chosen)}; use {', '.join(MEDIA_TYPES)}"
+        raise ArgumentError("format", problem)
+    return CapacityQuestion(
+        report=report,
+        given=dict(sorted(given.items())),
+        format=chosen,
+        now_us=now_us // HOUR_US * HOUR_US,
+    )
+
+
 PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
     "/allocation": allocation_question,
     "/allocation/compute": allocation_question,
     "/allocation/autocomplete": autocomplete_question,
     "/bill": bill_question,
     "/bill/explain": explain_question,
+    **{f"{CAPACITY}/{name}": partial(capacity_question, name) for name in REPORTS},
 }
 """The parser of each endpoint's parameters. Its arguments are the query string and the current time
 in microseconds."""

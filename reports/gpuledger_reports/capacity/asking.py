@@ -10,16 +10,17 @@ from typing import Final
 
 import duckdb
 
-from gpuledger.errors import ArgumentError, UserError
+from gpuledger.errors import ArgumentError
 from gpuledger.store.query import relation
 from gpuledger.store.usage_schema import USAGE_HOURLY
 from gpuledger.store.views import create_views, valid_through
 from gpuledger.texts import find_near, shorten
-from gpuledger.time_ranges import HOURS, RANGE_FORMS, is_duration, parse_whole
-from gpuledger_reports.capacity.report import Answer, Question, Report
+from gpuledger.time_ranges import HOURS, RANGE_FORMS, TIME_FORMS, is_duration, parse_whole
+from gpuledger_reports.capacity.report import Answer, Option, Question, Report
 from gpuledger_reports.pricing.periods import bill_window, parse_window
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
+from gpuledger_reports.reading.usage_sums import StoreReadError
 
 WINDOW_FORMS: Final = f"{RANGE_FORMS}; a duration ends with complete usage"
 NO_HOURS: Final = (
@@ -29,12 +30,31 @@ NO_HOURS: Final = (
 """For users, if there is no complete usage."""
 
 
+def options_of(report: Report) -> dict[str, Option]:
+    """Return the options of a report, of the command and of a request; `ask` takes their texts."""
+    default = report.default_window
+    default = f"the last {default} of complete usage" if default else "all complete usage"
+    window = f"Time range, by default {default}. Range (UTC): {WINDOW_FORMS}."
+    begin = "Start of the time range instead of --window, a whole hour"
+    end = "End of the time range (exclusive), by default the end of complete usage"
+    found = {
+        "window": Option(help=window),
+        "from": Option(help=f"{begin}. Time: {TIME_FORMS}.", may_be_negative=True),
+        "to": Option(help=f"{end}. Time: {TIME_FORMS}.", may_be_negative=True),
+    }
+    if report.dimensions:
+        by = f"Dimensions, separated by commas: {', '.join(report.dimensions)}."
+        found["by"] = Option(help=by, default=report.default_by)
+        found["top"] = Option(help="Number of rows to show, the most important first.")
+    return found | dict(report.options)
+
+
 def open_store(
     connection: duckdb.DuckDBPyConnection, store: str, options: Mapping[str, str] | None = None
 ) -> Window | None:
     """Create the store's views; return the time of complete hourly usage, `None` without any.
 
-    Raises `UserError` if there is no store, or if it cannot be read.
+    Raises `UserError` if there is no store, and `StoreReadError` if it cannot be read.
     """
     # DuckDB would show the progress of long queries on standard output.
     connection.execute("SET enable_progress_bar = false")
@@ -62,7 +82,7 @@ def ask(
     now_us: int,
     advance: Callable[[int], None],
 ) -> Question:
-    """Return the question of the given texts: `window`, or `from` and `to`; `by`; `top`; options.
+    """Return the question of the given texts of options.
 
     `complete` is the time of complete usage.
     """
@@ -78,7 +98,10 @@ def ask(
 
 
 def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnection) -> Answer:
-    """Return a report's answer, with at most `top` rows. Raises `UserError` if reading fails."""
+    """Return a report's answer, with at most `top` rows.
+
+    Raises `StoreReadError` if reading fails, and DuckDB's error if memory runs out.
+    """
     with _reading():
         found = report.read(connection, question)
     rows = found.rows[: question.top]
@@ -89,8 +112,10 @@ def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnec
 def _reading() -> Iterator[None]:
     try:
         yield
+    except duckdb.OutOfMemoryException:
+        raise
     except duckdb.Error as error:
-        raise UserError(f"cannot read the store: {error}") from error
+        raise StoreReadError(f"cannot read the store: {error}") from error
 
 
 def _window(

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import duckdb
+import orjson
 
 from gpuledger.errors import ArgumentError
+from gpuledger.texts import shorten
 from gpuledger.time_ranges import DAYS, WholeUnit, parse_whole
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.reading.times import Window
@@ -68,7 +70,7 @@ def number(text: str, name: str) -> float:
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise ArgumentError(name, f"invalid value {text!r}; give a number")
+        raise ArgumentError(name, f"invalid value {shorten(text, 40)!r}; give a number")
     return found
 
 
@@ -77,7 +79,8 @@ def one_of(*choices: str) -> Callable[[str, str], str]:
 
     def parse(text: str, name: str) -> str:
         if text not in choices:
-            raise ArgumentError(name, f"invalid value {text!r}; give {' or '.join(choices)}")
+            problem = f"invalid value {shorten(text, 40)!r}; give {' or '.join(choices)}"
+            raise ArgumentError(name, problem)
         return text
 
     return parse
@@ -191,3 +194,12 @@ def file_columns(report: Report, by: Iterable[str], rows: Iterable[Row]) -> dict
         **dict.fromkeys(by, "VARCHAR"),
         **{name: "VARCHAR" if name in texts else "DOUBLE" for name in report.columns},
     }
+
+
+def file_rows(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows for CSV and Parquet, with lists and objects as JSON."""
+    for row in rows:
+        yield {
+            name: orjson.dumps(value).decode() if isinstance(value, list | dict) else value
+            for name, value in row.items()
+        }

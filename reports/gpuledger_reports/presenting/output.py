@@ -238,7 +238,7 @@ def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, fi
         connection.execute(
             f"COPY (SELECT {casts} FROM (SELECT"  # noqa: S608  # our own names
             " unnest(from_json($rows, $shape), recursive := true)))"
-            f" TO {quoted(str(file))} (FORMAT parquet)",
+            f" TO {quoted(str(file))} (FORMAT parquet, USE_TMP_FILE false)",
             {"rows": msgspec.json.encode(texts).decode(), "shape": shape},
         )
 

@@ -110,8 +110,9 @@ async def test_a_store_that_is_missing_at_the_start_makes_the_service_ready_once
         assert served.readiness.is_ready()
 
 
-async def test_a_file_that_a_bill_cannot_read_is_named_in_the_log_but_not_to_the_client(
-    tmp_path: Path,
+@pytest.mark.parametrize(("path", "query"), [("/bill", "period=2026-10"), ("/capacity/fleet", "")])
+async def test_a_file_that_cannot_be_read_is_named_in_the_log_but_not_to_the_client(
+    tmp_path: Path, path: str, query: str
 ) -> None:
     """Its size is right, so that only reading it shows the damage."""
     settings = small_store(tmp_path)
@@ -119,7 +120,7 @@ async def test_a_file_that_a_bill_cannot_read_is_named_in_the_log_but_not_to_the
     file.write_bytes(bytes(file.stat().st_size))
     bills = BillProcesses(settings, count=1, max_waiting=0, timeout_seconds=60)
     with capture_logs() as logged:
-        answer = await bills.ask(PAGES["/bill"]("period=2026-10", int(NOW_SECONDS) * 10**6))
+        answer = await bills.ask(PAGES[path](query, int(NOW_SECONDS) * 10**6))
     assert answer.status == 503
     assert file.name not in answer.body.decode()
     (line,) = (line for line in logged if line["event"] == "store_read_failed")

@@ -1,0 +1,218 @@
+"""The capacity reports over HTTP are those of the command."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlencode
+
+import duckdb
+import pytest
+
+from gpuledger_cli.command import main
+from gpuledger_reports.api.answering import AnswerSettings
+from gpuledger_reports.api.description import capacity_list
+from gpuledger_reports.api.pages import FIXED
+from gpuledger_reports.capacity.registry import REPORTS
+from tests.unit.reports.api.report_requests import InlinePages, Response, settings_for
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    Row,
+    allocated,
+    inventory_row,
+    minute_row,
+    pending_row,
+    used,
+    write_store,
+)
+
+DAY = "2026-10-01"
+HOURS = 72
+WHOLE_HOUR = (1 << 60) - 1
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> AnswerSettings:
+    """Return settings for a store on which each report has rows, except the forecast's history."""
+    folder = tmp_path_factory.mktemp("fleet")
+    prices = folder / "prices.yaml"
+    prices.write_text("prices: [{name: h100, product: H100, per_gpu_hour: 7}]\n")
+    store = write_store(
+        folder / "store",
+        usage_hourly=[row for hour in range(HOURS) for row in of_hours(hour, 1)],
+        usage_daily=[row for day in range(HOURS // 24) for row in of_hours(day * 24, 24)],
+        pending_pods=[pending_row("waits", created=50), pending_row("had", created=1, left=3)],
+        incidents=[incident(30)],
+    )
+    return settings_for(store, prices=prices)
+
+
+def of_hours(begin: int, count: int) -> Iterator[Row]:
+    """Yield the usage of three nodes, each with a pod of two GPUs, a pod of one, and a free GPU.
+
+    No pod runs a kernel.
+    """
+    known = {
+        "event_date": (BEGIN_US + begin * HOUR_US) // (24 * HOUR_US),
+        "model": "NVIDIA H100 80GB HBM3",
+        "busy_minutes_0": count * 60,
+    }
+    bits = {"allocated_minutes": WHOLE_HOUR, "used_minutes": 0} if count == 1 else {}
+    for node in "abc":
+        for number, pod in enumerate((f"large-{node}", f"large-{node}", f"small-{node}", None)):
+            fields = {"gpu": f"GPU-{node}{number}", "node": node, **known}
+            of_pod = bits if pod else {}
+            yield allocated(begin, pod, count * HOUR_NS, **fields, **of_pod)
+            if pod:
+                fields |= {"memory_minutes_8": count * 60, "memory_bytes_max": 7 * 2**30}
+                yield used(begin, pod, 0, **fields)
+
+
+def incident(hour: float) -> Row:
+    """Return the row of an XID 48."""
+    return {
+        "cluster": "prod",
+        "node": "a",
+        "time": BEGIN_US + round(hour * HOUR_US),
+        "boot_id": "b",
+        "gpu_uuid": "GPU-a0",
+        "kind": "xid",
+        "xid": 48,
+        "severity": "critical",
+        "source": "nvml",
+        "kafka_partition": 3,
+        "kafka_offset": 0,
+    }
+
+
+async def get(settings: AnswerSettings, report: str, **parameters: str) -> Response:
+    served = InlinePages(settings)
+    async with served.running():
+        return await served.get(f"/capacity/{report}", urlencode(parameters))
+
+
+def command(
+    settings: AnswerSettings,
+    report: str,
+    *options: str,
+    capsys: pytest.CaptureFixture[str],
+) -> tuple[str, list[str]]:
+    """Return what `gpuledger capacity` prints, and its notes."""
+    prices = ["--prices", settings.prices or ""] if REPORTS[report].has_money else []
+    arguments = ["capacity", report, "--store", settings.store_uri, *prices, *options]
+    assert main(arguments) in (0, 4)
+    printed = capsys.readouterr()
+    notes = [line.removeprefix("gpuledger: ") for line in printed.err.splitlines()]
+    return printed.out, [note for note in notes if not note.startswith("100 %")]
+
+
+def options_for(parameters: dict[str, str]) -> Sequence[str]:
+    return [
+        text
+        for name, value in parameters.items()
+        for text in (f"--{name.replace('_', '-')}", value)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report", "parameters"),
+    [
+        *((name, {}) for name in REPORTS if name != "forecast"),
+        ("fleet", {"window": DAY, "by": "cluster,pool", "history": "day"}),
+        ("waste", {"from": f"{DAY}T01:00:00Z", "to": "2026-10-02", "by": "namespace", "top": "1"}),
+        ("waste", {"idle_minutes": "120"}),
+        ("rightsizing", {"history": "1d", "explain": "ns/Pod/small-a"}),
+        ("forecast", {"horizon": "1d", "added": "-64"}),
+    ],
+)
+async def test_a_page_has_the_rows_and_notes_that_the_command_prints(
+    reported: AnswerSettings,
+    capsys: pytest.CaptureFixture[str],
+    report: str,
+    parameters: dict[str, str],
+) -> None:
+    answer = json.loads((await get(reported, report, **parameters)).body)
+    options = options_for(parameters)
+    rows, notes = command(reported, report, *options, "--format", "json", capsys=capsys)
+    assert answer["rows"] == json.loads(rows) != []
+    assert answer["notes"] == notes
+    table = await get(reported, report, **parameters, format="csv")
+    found, _ = command(reported, report, *options, "--format", "csv", capsys=capsys)
+    assert table.body.decode() == found
+    assert table.headers["content-type"] == "text/csv; charset=utf-8"
+
+
+async def test_parquet_has_the_rows_of_csv(reported: AnswerSettings, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.parquet"
+    file.write_bytes((await get(reported, "fleet", format="parquet")).body)
+    text = (await get(reported, "fleet", format="csv")).body.decode()
+    (row,) = csv.DictReader(io.StringIO(text))
+    query = f"SELECT model, total, typeof(total) FROM '{file}'"  # noqa: S608  # the test's own file
+    assert duckdb.sql(query).fetchall() == [(row["model"], float(row["total"]), "DOUBLE")]
+
+
+@pytest.mark.parametrize(
+    ("report", "query", "message"),
+    [
+        ("fleet", "by=modle", "by: unknown dimension 'modle'; did you mean model?"),
+        ("fleet", "by=", "by: empty; choose from cluster"),
+        ("fleet", "history=week", "history: invalid value 'week'; give day"),
+        ("fleet", "horizon=7d", "horizon: unknown parameter; parameters are by, format, from"),
+        ("summary", "by=model", "by: unknown parameter"),
+        ("waste", "top=-1", "top: invalid value '-1'; give a whole number from 1"),
+        ("waste", "window=2020", "window: has no complete usage; give a time between 2026-10-01T"),
+        ("waste", "window=7d&from=-1d", "window: conflicts with from and to; give either"),
+        ("waste", "to=2026-10-02", "from: is missing; give it with `to`"),
+        ("waste", "format=xml", "format: invalid value 'xml'; use json, csv, parquet"),
+        ("forecast", "horizon=500d", "horizon: '500d' is longer than 366 days"),
+        ("forecast", f"added={'many' * 200}", "added: invalid value 'manymany"),
+        ("rightsizing", "explain=ns/Job/none", "explain: unknown workload 'ns/Job/none'"),
+    ],
+)
+async def test_a_mistake_is_named_with_its_parameter_and_its_fix(
+    reported: AnswerSettings, report: str, query: str, message: str
+) -> None:
+    served = InlinePages(reported)
+    async with served.running():
+        response = await served.get(f"/capacity/{report}", query)
+    content = json.loads(response.body)
+    assert response.status == 400
+    assert content["message"].startswith(message)
+    assert content["parameter"] == message.partition(":")[0]
+    assert len(content["message"]) < 1000
+
+
+async def test_too_little_memory_is_an_invalid_window(reported: AnswerSettings) -> None:
+    tight = settings_for(reported.store_uri, memory_bytes=200_000)
+    response = await get(tight, "waste")
+    assert (response.status, json.loads(response.body)["parameter"]) == (400, "window")
+
+
+async def test_a_store_without_hourly_sums_is_unavailable_and_names_the_command(
+    tmp_path: Path,
+) -> None:
+    usage = [minute_row(used(0, "a", 1), 1)]
+    store = write_store(tmp_path, usage=usage, inventory=[inventory_row()])
+    response = await get(settings_for(store), "fleet")
+    assert response.status == 503
+    assert "run `gpuledger store maintain`" in json.loads(response.body)["message"]
+
+
+async def test_equal_requests_within_an_hour_share_an_answer(reported: AnswerSettings) -> None:
+    served = InlinePages(reported)
+    async with served.running():
+        first = await served.get("/capacity/waste", "window=week&by=namespace")
+        assert await served.get("/capacity/waste", "by=namespace&window=week&format=json") == first
+    assert len(served.answerer.requests) == 1
+
+
+async def test_the_list_has_each_report_with_its_parameters(reported: AnswerSettings) -> None:
+    response = await InlinePages(reported).get("/capacity")
+    assert response.body == capacity_list() == FIXED["/capacity"]()
+    listed = {one["name"]: one for one in json.loads(response.body)["reports"]}
+    assert [*listed] == [*REPORTS]
+    assert {*listed["waste"]["parameters"]} > {"window", "from", "to", "by", "top", "idle_minutes"}
+    assert "--" not in json.dumps(listed)
