@@ -1,5 +1,6 @@
 """`gpuledger reports`: connects settings, HTTP endpoints and the processes that make bills."""
 
+import asyncio
 from functools import partial
 from typing import Final
 
@@ -7,6 +8,7 @@ from gpuledger.runtime import Readiness, explain_user_errors, run_service
 from gpuledger.settings import load_settings
 from gpuledger.settings.secret import mask_address
 from gpuledger_reports.api.answering import AnswerSettings
+from gpuledger_reports.api.capacity_metrics import CapacityMetrics
 from gpuledger_reports.api.description import description
 from gpuledger_reports.api.pages import ReportPages
 from gpuledger_reports.api.processes import BillProcesses, kill_processes, start_server
@@ -59,7 +61,7 @@ def main() -> int:
 
 
 async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: ReportPages) -> None:
-    """Answer the questions of `pages` until cancelled."""
+    """Answer the questions of `pages`, and keep metrics of capacity, until cancelled."""
     answer_settings = AnswerSettings(
         store_uri=settings.store.uri,
         storage_options=settings.store.storage_options,
@@ -85,6 +87,9 @@ async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: Repor
         timeout_seconds=requests.timeout_seconds,
     )
     try:
-        await pages.run(bills.ask, store)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pages.run(bills.ask, store))
+            if hours := settings.capacity.metrics_interval_hours:
+                tasks.create_task(CapacityMetrics(bills.ask).follow(interval_seconds=hours * 3600))
     finally:
         kill_processes()

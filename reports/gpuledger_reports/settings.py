@@ -41,6 +41,13 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     three times as old if checks fail."""
 
 
+class CapacitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The metrics `gpuledger_capacity_*`."""
+
+    metrics_interval_hours: Annotated[int, msgspec.Meta(ge=0, le=168)] = 1
+    """Hours between calculations of the metrics `gpuledger_capacity_*`. 0 disables them."""
+
+
 class ReportsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of `gpuledger reports`."""
 
@@ -54,3 +61,5 @@ class ReportsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Price file (see `gpuledger bill check`); absent: built-in example prices."""
     requests: RequestSettings = RequestSettings()
     """Limits of requests."""
+    capacity: CapacitySettings = CapacitySettings()
+    """The metrics `gpuledger_capacity_*`."""

@@ -1,7 +1,7 @@
 """A small store, and answers to requests about it within this process."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,10 @@ from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     HOUR_US,
+    Row,
     allocated,
     inventory_row,
+    pending_row,
     pod_row,
     used,
     write_store,
@@ -28,6 +30,8 @@ from tests.unit.reports.stores import (
 DAY = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
 NOW_SECONDS = (BEGIN_US + 20 * HOUR_US) / 1e6
 INTERVAL_SECONDS = 3600.0
+FLEET_HOURS = 72
+WHOLE_HOUR = (1 << 60) - 1
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
 
 
@@ -80,6 +84,61 @@ def small_store(folder: Path) -> AnswerSettings:
     prices = folder / "prices.yaml"
     prices.write_text(PRICES)
     return settings_for(store, prices=prices)
+
+
+def fleet_store(folder: Path) -> AnswerSettings:
+    """Return settings for a store on which each capacity report has rows.
+
+    The forecast has none, because the history is too short.
+    """
+    store = write_store(
+        folder / "store",
+        usage_hourly=[row for hour in range(FLEET_HOURS) for row in _fleet_rows(hour, 1)],
+        usage_daily=[row for day in range(FLEET_HOURS // 24) for row in _fleet_rows(day * 24, 24)],
+        pending_pods=[pending_row("waits", created=50), pending_row("had", created=1, left=3)],
+        incidents=[_incident(30)],
+    )
+    prices = folder / "prices.yaml"
+    prices.write_text("prices: [{name: h100, product: H100, per_gpu_hour: 7}]\n")
+    return settings_for(store, prices=prices)
+
+
+def _fleet_rows(begin: int, count: int) -> Iterator[Row]:
+    """Yield the usage of three nodes, each with a pod of two GPUs, a pod of one, and a free GPU.
+
+    No pod runs a kernel.
+    """
+    known = {
+        "event_date": (BEGIN_US + begin * HOUR_US) // (24 * HOUR_US),
+        "model": "NVIDIA H100 80GB HBM3",
+        "busy_minutes_0": count * 60,
+    }
+    bits = {"allocated_minutes": WHOLE_HOUR, "used_minutes": 0} if count == 1 else {}
+    for node in "abc":
+        for number, pod in enumerate((f"large-{node}", f"large-{node}", f"small-{node}", None)):
+            fields = {"gpu": f"GPU-{node}{number}", "node": node, **known}
+            of_pod = bits if pod else {}
+            yield allocated(begin, pod, count * HOUR_NS, **fields, **of_pod)
+            if pod:
+                fields |= {"memory_minutes_8": count * 60, "memory_bytes_max": 7 * 2**30}
+                yield used(begin, pod, 0, **fields)
+
+
+def _incident(hour: float) -> Row:
+    """Return the row of an XID 48."""
+    return {
+        "cluster": "prod",
+        "node": "a",
+        "time": BEGIN_US + round(hour * HOUR_US),
+        "boot_id": "b",
+        "gpu_uuid": "GPU-a0",
+        "kind": "xid",
+        "xid": 48,
+        "severity": "critical",
+        "source": "nvml",
+        "kafka_partition": 3,
+        "kafka_offset": 0,
+    }
 
 
 def settings_for(

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -15,77 +15,25 @@ from gpuledger_reports.api.answering import AnswerSettings
 from gpuledger_reports.api.description import capacity_list
 from gpuledger_reports.api.pages import FIXED
 from gpuledger_reports.capacity.registry import REPORTS
-from tests.unit.reports.api.report_requests import InlinePages, Response, settings_for
+from tests.unit.reports.api.report_requests import (
+    InlinePages,
+    Response,
+    fleet_store,
+    settings_for,
+)
 from tests.unit.reports.stores import (
-    BEGIN_US,
-    HOUR_NS,
-    HOUR_US,
-    Row,
-    allocated,
     inventory_row,
     minute_row,
-    pending_row,
     used,
     write_store,
 )
 
 DAY = "2026-10-01"
-HOURS = 72
-WHOLE_HOUR = (1 << 60) - 1
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> AnswerSettings:
-    """Return settings for a store on which each report has rows, except the forecast's history."""
-    folder = tmp_path_factory.mktemp("fleet")
-    prices = folder / "prices.yaml"
-    prices.write_text("prices: [{name: h100, product: H100, per_gpu_hour: 7}]\n")
-    store = write_store(
-        folder / "store",
-        usage_hourly=[row for hour in range(HOURS) for row in of_hours(hour, 1)],
-        usage_daily=[row for day in range(HOURS // 24) for row in of_hours(day * 24, 24)],
-        pending_pods=[pending_row("waits", created=50), pending_row("had", created=1, left=3)],
-        incidents=[incident(30)],
-    )
-    return settings_for(store, prices=prices)
-
-
-def of_hours(begin: int, count: int) -> Iterator[Row]:
-    """Yield the usage of three nodes, each with a pod of two GPUs, a pod of one, and a free GPU.
-
-    No pod runs a kernel.
-    """
-    known = {
-        "event_date": (BEGIN_US + begin * HOUR_US) // (24 * HOUR_US),
-        "model": "NVIDIA H100 80GB HBM3",
-        "busy_minutes_0": count * 60,
-    }
-    bits = {"allocated_minutes": WHOLE_HOUR, "used_minutes": 0} if count == 1 else {}
-    for node in "abc":
-        for number, pod in enumerate((f"large-{node}", f"large-{node}", f"small-{node}", None)):
-            fields = {"gpu": f"GPU-{node}{number}", "node": node, **known}
-            of_pod = bits if pod else {}
-            yield allocated(begin, pod, count * HOUR_NS, **fields, **of_pod)
-            if pod:
-                fields |= {"memory_minutes_8": count * 60, "memory_bytes_max": 7 * 2**30}
-                yield used(begin, pod, 0, **fields)
-
-
-def incident(hour: float) -> Row:
-    """Return the row of an XID 48."""
-    return {
-        "cluster": "prod",
-        "node": "a",
-        "time": BEGIN_US + round(hour * HOUR_US),
-        "boot_id": "b",
-        "gpu_uuid": "GPU-a0",
-        "kind": "xid",
-        "xid": 48,
-        "severity": "critical",
-        "source": "nvml",
-        "kafka_partition": 3,
-        "kafka_offset": 0,
-    }
+    return fleet_store(tmp_path_factory.mktemp("fleet"))
 
 
 async def get(settings: AnswerSettings, report: str, **parameters: str) -> Response:

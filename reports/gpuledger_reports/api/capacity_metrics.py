@@ -1,0 +1,129 @@
+"""Sets metrics to columns of the capacity reports, which are asked in the background.
+
+Each report is asked like in a request, with the same limits. A metric has no series for a group of
+GPUs whose value is unknown, and none at all while its report cannot be answered.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+import msgspec
+import structlog
+from prometheus_client import Gauge
+
+from gpuledger_reports.api import metrics
+from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.api.questions import capacity_question
+
+_KEPT_FAILURES: Final = 2
+"""Metrics keep their last values for so many failures in a row."""
+_GROUP: Final = ("cluster", "pool", "model")
+_log = structlog.get_logger(__name__)
+
+
+class Headlines(NamedTuple):
+    """The columns of a report that become metrics."""
+
+    by: tuple[str, ...]
+    """The dimensions of the rows, which are labels."""
+    columns: Mapping[str, tuple[Gauge, *tuple[str, ...]]]
+    """The metric of each column, with the values of its further labels."""
+
+
+_STATES: Final = ("total", "healthy", "allocatable", "allocated", "used", "free")
+HEADLINES: Final[Mapping[str, Headlines]] = {
+    "fleet": Headlines(_GROUP, {state: (metrics.CAPACITY_GPUS, state) for state in _STATES}),
+    "waste": Headlines(
+        _GROUP,
+        {
+            "unused_gpu_hours": (metrics.CAPACITY_UNUSED_GPU_HOURS,),
+            "unused_cost": (metrics.CAPACITY_UNUSED_COST,),
+        },
+    ),
+    "fragmentation": Headlines(_GROUP, {"stranded_gpus": (metrics.CAPACITY_STRANDED_GPUS,)}),
+    "queue": Headlines(
+        ("cluster",),
+        {
+            "waiting": (metrics.CAPACITY_WAITING_PODS,),
+            "unmet_gpus": (metrics.CAPACITY_UNMET_GPUS,),
+        },
+    ),
+    "forecast": Headlines(
+        _GROUP,
+        {
+            "expected": (metrics.CAPACITY_EXPECTED_GPUS,),
+            "full_days_p50": (metrics.CAPACITY_FULL_DAYS,),
+        },
+    ),
+    "faults": Headlines(
+        _GROUP,
+        {
+            "failures": (metrics.CAPACITY_FAILURES,),
+            "lost_gpu_hours": (metrics.CAPACITY_LOST_GPU_HOURS,),
+        },
+    ),
+}
+"""The metrics that are made from each report."""
+
+
+class CapacityMetrics:
+    """The metrics of the reports in `HEADLINES`."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._failures = Counter[str]()
+        """The number of failures of each report since its last answer."""
+
+    async def follow(self, *, interval_seconds: float) -> None:
+        """Update the metrics repeatedly until cancelled."""
+        while True:
+            await self.update()
+            await asyncio.sleep(interval_seconds)
+
+    async def update(self) -> None:
+        """Ask each report once, one after another, and set its metrics."""
+        for report, headlines in HEADLINES.items():
+            query = urlencode({"by": ",".join(headlines.by)})
+            try:
+                answer = await self._ask(capacity_question(report, query, int(time.time()) * 10**6))
+            except (BusyError, LateError, ProcessEndedError) as error:
+                self._keep_or_clear(report, str(error))
+                continue
+            content = msgspec.json.decode(answer.body)
+            if answer.status == HTTPStatus.OK:
+                del self._failures[report]
+                _clear(report)
+                _set(report, content)
+            else:
+                self._keep_or_clear(report, content["message"])
+
+    def _keep_or_clear(self, report: str, error: str) -> None:
+        _log.warning("capacity_metrics_failed", report=report, error=error)
+        self._failures[report] += 1
+        if self._failures[report] > _KEPT_FAILURES:
+            _clear(report)
+
+
+def _clear(report: str) -> None:
+    for gauge, *_ in HEADLINES[report].columns.values():
+        gauge.clear()
+    with suppress(KeyError):
+        metrics.CAPACITY_TIMESTAMP_SECONDS.remove(report)
+
+
+def _set(report: str, content: dict[str, Any]) -> None:
+    by, columns = HEADLINES[report]
+    for row in content["rows"]:
+        group = [row[name] or "" for name in by]
+        for column, (gauge, *others) in columns.items():
+            if row[column] is not None:
+                gauge.labels(*group, *others).set(row[column])
+    end_seconds = datetime.fromisoformat(content["to"]).timestamp()
+    metrics.CAPACITY_TIMESTAMP_SECONDS.labels(report).set(end_seconds)

@@ -1,0 +1,121 @@
+"""Metrics of capacity are columns of the reports; what is unknown has no series."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpuledger_reports.api import metrics
+from gpuledger_reports.api.answering import ReportAnswer, answer_to
+from gpuledger_reports.api.capacity_metrics import HEADLINES, CapacityMetrics
+from gpuledger_reports.api.processes import LateError
+from gpuledger_reports.api.questions import CapacityQuestion, Question
+from gpuledger_reports.capacity.registry import REPORTS
+from tests.unit.reports.api.report_requests import fleet_store
+
+Series = dict[tuple[str, ...], float]
+GAUGES = {gauge for one in HEADLINES.values() for gauge, *_ in one.columns.values()}
+
+
+@pytest.fixture(autouse=True)
+def no_series() -> Iterator[None]:
+    yield
+    for gauge in (*GAUGES, metrics.CAPACITY_TIMESTAMP_SECONDS):
+        gauge.clear()
+
+
+def series() -> dict[str, Series]:
+    """Return the values of all metrics of capacity, by name and by the values of their labels."""
+    families = [f for gauge in GAUGES for f in gauge.collect()]
+    families += metrics.CAPACITY_TIMESTAMP_SECONDS.collect()
+    return {
+        family.name.removeprefix("gpuledger_capacity_"): {
+            tuple(sample.labels.values()): sample.value for sample in family.samples
+        }
+        for family in families
+    }
+
+
+class Reports:
+    """Answers of reports, with a row each; a report without a row fails."""
+
+    def __init__(self, **rows: dict[str, object]) -> None:
+        self.rows = rows
+
+    async def ask(self, question: Question) -> ReportAnswer:
+        assert isinstance(question, CapacityQuestion)
+        if question.report not in self.rows:
+            raise LateError("no answer within 30 s")
+        columns = dict.fromkeys(
+            [*REPORTS[question.report].columns, *question.given["by"].split(",")]
+        )
+        rows = [columns | self.rows[question.report]]
+        content = {"to": "2026-10-01T00:00:00Z", "rows": rows}
+        return ReportAnswer(body=json.dumps(content).encode())
+
+
+async def test_metrics_are_the_columns_of_the_reports(tmp_path: Path) -> None:
+    settings = fleet_store(tmp_path)
+
+    async def ask(question: Question) -> ReportAnswer:
+        return answer_to(question, settings)
+
+    await CapacityMetrics(ask).update()
+    found = series()
+    group = ("prod", "", "NVIDIA H100 80GB HBM3")
+    states = {labels[-1]: value for labels, value in found["gpus"].items()}
+    assert (states["total"], states["allocated"], states["free"]) == (12, 9, 3)
+    assert found["unused_gpu_hours"] == {group: pytest.approx(70 * 9)}
+    assert found["unused_cost"] == {group: pytest.approx(70 * 9 * 7)}
+    assert found["waiting_pods"] == {("prod",): 1}
+    assert found["failures"] == {group: 1}
+    assert found["stranded_gpus"].keys() == {group}
+    # The history is too short for a forecast.
+    assert found["expected_gpus"] == found["full_days"] == {}
+    assert found["timestamp_seconds"].keys() == {(report,) for report in HEADLINES}
+
+
+async def test_an_unknown_value_has_no_series_and_zero_has_one() -> None:
+    rows = {"cluster": "prod", "model": "H100"}
+    reports = Reports(forecast=rows | {"expected": 0.0}, queue={"cluster": "prod", "waiting": 0})
+    await CapacityMetrics(reports.ask).update()
+    found = series()
+    assert found["expected_gpus"] == {("prod", "", "H100"): 0}
+    assert found["waiting_pods"] == {("prod",): 0}
+    assert found["full_days"] == found["unmet_gpus"] == found["gpus"] == {}
+    assert found["timestamp_seconds"].keys() == {("forecast",), ("queue",)}
+
+
+async def test_a_group_that_is_no_longer_reported_loses_its_series() -> None:
+    reports = Reports(queue={"cluster": "prod", "waiting": 3})
+    updated = CapacityMetrics(reports.ask)
+    await updated.update()
+    reports.rows["queue"] = {"cluster": "dev", "waiting": 1}
+    await updated.update()
+    assert series()["waiting_pods"] == {("dev",): 1}
+
+
+async def test_metrics_are_kept_for_two_failures_and_then_absent_until_the_next_answer() -> None:
+    row = {"cluster": "prod", "waiting": 3}
+    reports = Reports(queue=row)
+    updated = CapacityMetrics(reports.ask)
+    await updated.update()
+    kept = []
+    with capture_logs() as logged:
+        for answers in (False, False, True, False, False, False, True):
+            reports.rows = {"queue": row} if answers else {}
+            await updated.update()
+            assert bool(series()["waiting_pods"]) == (("queue",) in series()["timestamp_seconds"])
+            kept.append(bool(series()["waiting_pods"]))
+    assert kept == [True, True, True, True, True, False, True]
+    failed = [line for line in logged if line["event"] == "capacity_metrics_failed"]
+    assert failed[0]["error"] == "no answer within 30 s"
+    assert {line["report"] for line in failed} == {*HEADLINES}
+
+
+def test_each_metric_is_a_column_of_its_report_by_its_dimensions() -> None:
+    for name, headlines in HEADLINES.items():
+        assert {*headlines.columns} <= {*REPORTS[name].columns}
+        assert {*headlines.by} <= {*REPORTS[name].dimensions}
