@@ -1,9 +1,9 @@
 """A store of a large fleet with pods that come and go, for capacity reports. Measures nothing.
 
 Each node has places for one pod of eight GPUs, two of four, four of two, or eight of one. In a
-place, a pod runs for 45 hours; six hours later the next one starts. Pods belong to 3,000 workloads.
-One of twenty workloads never computes, three of twenty pause for a third of the hours, and the
-others have a load of their own.
+place, a pod runs for 45 hours; six hours later the next one starts. Nodes belong to 20 pools, and
+pods to 3,000 workloads, each in one pool. One of twenty workloads never computes, three of twenty
+pause for a third of the hours and within others, and the rest have a load of their own.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -32,28 +32,30 @@ _MACROS: Final = f"""
 CREATE MACRO time_of(hour) AS to_timestamp({BEGIN_SECONDS} + 3600 * hour);
 CREATE MACRO uuid_of(number) AS '00000000-0000-4000-8000-' || lpad(number::VARCHAR, 12, '0');
 CREATE MACRO chance(a, b, sides) AS (hash(a * 1000003 + b) % sides)::BIGINT;
-CREATE MACRO cluster_of(node) AS CASE WHEN node % 5 = 0 THEN 'lab' ELSE 'prod' END;
+CREATE MACRO pool_of(node) AS node % 20;
+CREATE MACRO cluster_of(node) AS CASE WHEN pool_of(node) < 4 THEN 'lab' ELSE 'prod' END;
 CREATE MACRO model_of(node) AS
-    ['NVIDIA H100 80GB HBM3', 'NVIDIA A100-SXM4-80GB', 'NVIDIA L40S'][node // 5 % 3 + 1];
-CREATE MACRO width_of(node) AS [8, 4, 2, 1][node % 4 + 1];
+    ['NVIDIA H100 80GB HBM3', 'NVIDIA A100-SXM4-80GB', 'NVIDIA L40S'][pool_of(node) // 4 % 3 + 1];
+CREATE MACRO width_of(node) AS [8, 4, 2, 1][pool_of(node) % 4 + 1];
 CREATE MACRO place_of(gpu) AS gpu - gpu % width_of(gpu // 8);
 CREATE MACRO turn_of(place, hour) AS hour + chance(place, 0, 51);
 CREATE MACRO pod_of(place, turn) AS place * 1000 + turn // 51;
-CREATE MACRO workload_of(pod) AS chance(pod // 1000 // 16, pod, 3000);
+CREATE MACRO workload_of(pod) AS chance(pod, 0, 150) * 20 + pool_of(pod // 8000);
+CREATE MACRO kind_of(workload) AS workload // 20 % 20;
 CREATE MACRO busy_percent(workload, pod, hour) AS CASE
-    WHEN workload % 20 = 0 OR (workload % 20 < 4 AND chance(pod, hour, 3) = 0) THEN 0
+    WHEN kind_of(workload) = 0 OR (kind_of(workload) < 4 AND chance(pod, hour, 3) = 0) THEN 0
     ELSE 1 + (workload * 37 % 90 + chance(pod, hour, 10)) END;
 CREATE MACRO memory_gib(workload) AS 1 + workload * 13 % 70;
 """
 _MINUTE: Final = NS_PER_HOUR // 60
 _ALL_MINUTES: Final = (1 << 60) - 1
-# A quarter of the pods that compute do so for only a part of an hour.
 _ROWS: Final = f"""
 WITH devices AS (
     SELECT gpu, gpu // 8 AS node, hour, place_of(gpu) AS place, turn_of(place, hour) AS turn,
         CASE WHEN turn % 51 < 45 THEN pod_of(place, turn) END AS pod,
         workload_of(pod) AS workload, coalesce(busy_percent(workload, pod, hour), 0) AS percent,
-        CASE WHEN percent = 0 THEN 0 WHEN chance(pod, hour, 4) = 0 THEN 1 + chance(gpu, hour, 59)
+        CASE WHEN percent = 0 THEN 0
+            WHEN kind_of(workload) < 4 AND chance(pod, hour, 4) = 0 THEN 1 + chance(gpu, hour, 59)
             ELSE 60 END AS minutes,
         memory_gib(workload)::HUGEINT * 1073741824 AS memory_bytes
     FROM range($gpus) AS gpus(gpu), range($day * 24, $day * 24 + 24) AS hours(hour)
@@ -151,7 +153,7 @@ FROM all_pods CROSS JOIN range(2) AS versions(version) WHERE waits > 0
         NODES,
         """
 SELECT cluster_of(node) AS cluster, 'gpu-node-' || node AS node, time_of(-720) AS in_force_from,
-    'pool-' || node % 10 AS node_pool, 'p5.48xlarge' AS instance_type, 'eu-west-1' AS region,
+    'pool-' || pool_of(node) AS node_pool, 'p5.48xlarge' AS instance_type, 'eu-west-1' AS region,
     'eu-west-1a' AS zone, 'reserved' AS capacity_type,
     '{"kubernetes.io/hostname":"gpu-node-' || node || '"}' AS labels, '1' AS resource_version,
     0 AS kafka_partition, node AS kafka_offset
