@@ -34,6 +34,39 @@ IDENTITY: Final = (
     *("allocated_namespace", "allocated_pod", "allocated_job_id"),
 )
 """The columns of a row of allocated time from which its descriptions are found."""
+_DESCRIBED: Final = (
+    *IDENTITY,
+    *("node_pool", "instance_type", "zone", "region", "capacity_type"),
+    *("allocated_owner_kind", "allocated_owner_name", "allocated_labels"),
+    *("namespace_labels", "namespace_annotations"),
+)
+_OF_POD: Final = (
+    *("in_force_from", "namespace", "pod", "owner_kind", "owner_name", "labels", "created_time"),
+    *("deleted_time", "resource_version", "config_hash", "kafka_offset"),
+)
+_NEWEST_PODS: Final = f"""
+CREATE OR REPLACE TEMP TABLE newest_pods AS
+SELECT cluster, node, pod_uid, unnest(max_by({{
+    {", ".join(f"'{name}': {name}" for name in _OF_POD)},
+    'container_id': NULL::VARCHAR, 'container': NULL::VARCHAR, 'requested': NULL::VARCHAR
+}}, (coalesce(try_cast(resource_version AS HUGEINT), -1), kafka_offset)))
+FROM pods GROUP BY cluster, node, pod_uid
+"""  # noqa: S608  # our own names
+"""SQL of the newest version of each pod, as `NEWEST_LAST` orders them."""
+_FOUND_PODS: Final = """
+CREATE OR REPLACE TEMP TABLE found_pods AS
+SELECT DISTINCT ON (identity) identity, owner_kind, owner_name, labels
+FROM identities JOIN newest_pods USING (cluster, node)
+WHERE pod_uid = allocated_pod_uid AND namespace = allocated_namespace AND pod = allocated_pod
+    AND allocated_pod_state <> 'foreign'
+"""
+"""SQL of the pods of the identities that name a pod by its UID and its names."""
+_OTHER_PODS: Final = """(
+    FROM newest_pods SEMI JOIN (FROM identities ANTI JOIN found_pods USING (identity)) AS others
+    ON newest_pods.cluster = others.cluster AND newest_pods.node = others.node
+        AND (pod_uid = allocated_pod_uid OR (namespace = allocated_namespace
+            AND pod = allocated_pod))
+)"""
 IDENTITY_HASH: Final = f"hash({', '.join(IDENTITY)})"
 HOLDER: Final = """CASE category
     WHEN 'idle' THEN CASE
@@ -83,15 +116,36 @@ GROUP BY identity
 """  # noqa: S608  # our own names
 
 
-def named_sql(sums: str) -> str:
+def named_sql(connection: duckdb.DuckDBPyConnection, sums: str) -> str:
     """Return the SQL of sums with the descriptions of their allocations and nodes at `hour`.
 
-    `sums` is a table with the columns `identity` and `hour`.
+    `sums` is a table with the columns `identity` and `hour`. The newest description of a pod
+    applies to all of its time.
     """
+    connection.execute(_NEWEST_PODS)
+    connection.execute(_FOUND_PODS)
+    rows = f"(SELECT DISTINCT identity, hour FROM {sums}) JOIN identities USING (identity)"  # noqa: S608  # our own names
+    found = _described_sql(f"{rows} SEMI JOIN found_pods USING (identity)")
+    others = _described_sql(f"{rows} ANTI JOIN found_pods USING (identity)", pods=_OTHER_PODS)
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE descriptions AS
+        SELECT described.* REPLACE (owner_kind AS allocated_owner_kind,
+            owner_name AS allocated_owner_name, labels AS allocated_labels)
+        FROM ({found}) AS described JOIN found_pods USING (identity)
+        UNION ALL {others}"""  # noqa: S608  # our own names
+    )
+    return f"(FROM {sums} JOIN descriptions USING (identity, hour))"
+
+
+def _described_sql(rows: str, *, pods: str | None = None) -> str:
     empty = empty_relation(USAGE_HOURLY)
-    rows = f"(FROM {sums} JOIN identities USING (identity) UNION ALL BY NAME FROM {empty})"
-    joined = {table.name: table.name for table in (PODS, NODES, NAMESPACES)}
-    return f"({usage_sql(USAGE_HOURLY.name, {USAGE_HOURLY.name: rows, **joined})})"
+    relations = {
+        USAGE_HOURLY.name: f"(FROM {rows} UNION ALL BY NAME FROM {empty})",
+        **({PODS.name: pods} if pods else {}),
+        **{table.name: table.name for table in (NODES, NAMESPACES)},
+    }
+    named = usage_sql(USAGE_HOURLY.name, relations)
+    return f"SELECT identity, hour, {', '.join(_DESCRIBED)} FROM ({named})"  # noqa: S608  # as above
 
 
 class Terms:

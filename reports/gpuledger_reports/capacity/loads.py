@@ -20,6 +20,7 @@ from gpuledger.store.distributions import (
     MEMORY_MAX,
     Distribution,
 )
+from gpuledger.store.views import with_nodes
 from gpuledger_reports.capacity.allocations import (
     DIMENSIONS,
     HOLDER,
@@ -31,7 +32,7 @@ from gpuledger_reports.capacity.allocations import (
     rows_of,
 )
 from gpuledger_reports.capacity.fitting import Device, Load, Percentiles
-from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.times import DAY_US, Window
 
 BY: Final = ("cluster", "namespace", "workload")
 QUANTITIES: Final = {"utilization": BUSY, "memory": MEMORY, "bandwidth": DRAM}
@@ -44,6 +45,8 @@ _EXCLUSIVE: Final = 0.9
 _BUCKETS: Final = tuple(column for each in DISTRIBUTIONS for column in each.columns)
 _WINDOW: Final = "day >= make_timestamptz($begin_us) AND day < make_timestamptz($end_us)"
 _IS_KNOWN: Final = f"category = 'idle' AND {BUSY.columns[0]} IS NOT NULL"
+_SLICE_DAYS: Final = 10
+"""The days whose buckets are summed up at once, which bounds memory."""
 _DEVICES: Final = f"""
 CREATE OR REPLACE TEMP TABLE device_loads AS
 SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS since,
@@ -54,14 +57,13 @@ SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS
     sum(allocated_ns - coalesce(unresponsive_ns, 0)) FILTER (category = 'idle') / 6e10 / minutes
         AS share,
     sum(busy_ns) FILTER (category <> 'idle') > 0 AS is_used,
-    max({MEMORY_MAX}) FILTER (category <> 'idle') AS memory_max,
-    {", ".join(f"sum({name}) FILTER (category <> 'idle') AS {name}" for name in _BUCKETS)}
+    max({MEMORY_MAX}) FILTER (category <> 'idle') AS memory_max
 FROM usage_daily_unnamed WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
 GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
 """  # noqa: S608  # our own names
-"""SQL of the load of each device by holder."""
-_LOADS: Final = f"""
-CREATE OR REPLACE TEMP TABLE loads AS
+"""SQL of each device by holder."""
+_HELD: Final = f"""
+CREATE OR REPLACE TEMP TABLE held AS
 WITH holders AS (
     SELECT holder, count(DISTINCT device) AS gpus,
         count(DISTINCT device) FILTER (is_used) AS used_gpus
@@ -75,18 +77,38 @@ WITH holders AS (
     SELECT holder, device, since, sum(unknown.minutes) AS unknown_minutes
     FROM device_loads JOIN unknown USING (device) WHERE day BETWEEN first_day AND last_day
     GROUP BY ALL
-), held AS (
-    SELECT *, bool_or(coalesce(is_used, false)) OVER (PARTITION BY holder, device)
-        OR used_gpus = 0 AS has_load
-    FROM device_loads JOIN holders USING (holder) LEFT JOIN disturbed USING (holder, device, since)
 )
-SELECT identity, since, gpus, max(used_gpus) AS used_gpus, sum(hours) AS hours,
-    min(hour) AS hour, min(first_day) AS first_day, max(last_day) AS last_day, max(share) AS share,
-    sum(minutes) FILTER (has_load) AS minutes, sum(unknown_minutes) AS unknown_minutes,
-    max(memory_max) FILTER (NOT has_load) AS unused_memory,
-    max(memory_max) FILTER (has_load) AS memory_max,
-    {", ".join(f"sum({name}) FILTER (has_load) AS sum_{name}" for name in _BUCKETS)}
-FROM held GROUP BY identity, since, gpus
+SELECT *, bool_or(coalesce(is_used, false)) OVER (PARTITION BY holder, device)
+    OR used_gpus = 0 AS has_load
+FROM device_loads JOIN holders USING (holder) LEFT JOIN disturbed USING (holder, device, since)
+"""  # noqa: S608  # as above
+"""SQL of each device by holder, with the number of the holder's devices."""
+_BUCKET_SUMS: Final = f"""
+SELECT identity, since, gpus, {", ".join(f"sum({name})::BIGINT AS {name}" for name in _BUCKETS)}
+FROM (
+    SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS since,
+        {", ".join(_BUCKETS)}
+    FROM usage_daily_unnamed WHERE {_WINDOW} AND category <> 'idle' AND {HOLDER} IS NOT NULL
+) JOIN held USING (device, holder, since)
+WHERE has_load GROUP BY identity, since, gpus
+"""  # noqa: S608  # as above
+"""SQL of the buckets of allocations in a few days."""
+_LOADS: Final = f"""
+CREATE OR REPLACE TEMP TABLE loads AS
+WITH sums AS (
+    SELECT identity, since, gpus, max(used_gpus) AS used_gpus, sum(hours) AS hours,
+        min(hour) AS hour, min(first_day) AS first_day, max(last_day) AS last_day,
+        max(share) AS share, sum(minutes) FILTER (has_load) AS minutes,
+        sum(unknown_minutes) AS unknown_minutes,
+        max(memory_max) FILTER (NOT has_load) AS unused_memory,
+        max(memory_max) FILTER (has_load) AS memory_max
+    FROM held GROUP BY identity, since, gpus
+), counts AS (
+    SELECT identity, since, gpus,
+        {", ".join(f"sum({name})::BIGINT AS sum_{name}" for name in _BUCKETS)}
+    FROM bucket_sums GROUP BY identity, since, gpus
+)
+FROM sums LEFT JOIN counts USING (identity, since, gpus)
 """  # noqa: S608  # as above
 """SQL of the sums of allocations, by price and by the number of devices of the pod."""
 _WORKLOADS: Final = f"""
@@ -96,16 +118,16 @@ SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in BY)}, {", ".joi
     max(share) AS share, sum(minutes) AS minutes, sum(unknown_minutes) AS unknown_minutes,
     max(unused_memory) AS unused_memory, max(memory_max) AS memory_max,
     {", ".join(f"sum(sum_{name}) AS {name}" for name in _BUCKETS)}
-FROM {named_sql("loads")} GROUP BY ALL
+FROM {{loads}} GROUP BY ALL
 """  # noqa: S608  # as above
 """SQL of the sums of workloads, by price and by the number of devices of their pods."""
 _ONE_A_NODE: Final = """(
-    SELECT min(identity) AS identity, make_timestamptz($begin_us) AS hour FROM identities
+    SELECT DISTINCT cluster, node, model, mig_profile, compute_slices, gpu_compute_slices,
+        make_timestamptz($begin_us) AS time FROM identities
     WHERE mig_profile IS NULL AND compute_slices IS NOT DISTINCT FROM gpu_compute_slices
-    GROUP BY cluster, node, model
 )"""
 _WHOLE_GPUS: Final = f"""
-SELECT DISTINCT {", ".join(PRICED)} FROM {named_sql(_ONE_A_NODE)}
+SELECT DISTINCT {", ".join(PRICED)} FROM {with_nodes(_ONE_A_NODE)}
 WHERE model IS NOT NULL ORDER BY ALL
 """  # noqa: S608  # as above
 _MEMORY: Final = """
@@ -236,7 +258,13 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, window: Window, terms: Ter
     limits = window._asdict()
     connection.execute(identities_sql("usage_daily", "day"), limits)
     connection.execute(_DEVICES.format(since=terms.since_sql("day")), limits)
-    connection.execute(_LOADS, limits)
+    connection.execute(_HELD, limits)
+    kept, sums = "CREATE OR REPLACE TEMP TABLE bucket_sums AS", terms.since_sql("day")
+    for begin_us in range(*window, _SLICE_DAYS * DAY_US):
+        part = Window(begin_us, min(begin_us + _SLICE_DAYS * DAY_US, window.end_us))
+        connection.execute(f"{kept} {_BUCKET_SUMS.format(since=sums)}", part._asdict())
+        kept = "INSERT INTO bucket_sums"
+    connection.execute(_LOADS)
     gpus = connection.execute(_WHOLE_GPUS, {"begin_us": window.begin_us})
     fleet = Fleet(
         workloads=[],
@@ -244,7 +272,7 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, window: Window, terms: Ter
         memory=dict(connection.sql(_MEMORY).fetchall()),
     )
     found: dict[tuple[Any, ...], Workload] = {}
-    for row in rows_of(connection.sql(_WORKLOADS)):
+    for row in rows_of(connection.sql(_WORKLOADS.format(loads=named_sql(connection, "loads")))):
         names, device = tuple(row[f"by_{name}"] for name in BY), fleet.device(row)
         workload = found.setdefault((*names, device), Workload(key=names, device=device))
         workload.parts.append(row)

@@ -115,7 +115,7 @@ CREATE OR REPLACE TEMP MACRO minutes(hour, begin_minute, end_minute) AS
         THEN ((1::BIGINT << (end_minute - begin_minute)) - 1) << (begin_minute - hour * 60)
         ELSE 0 END
 """
-_DAY_SUMS: Final = f"""
+_SLICE_SUMS: Final = f"""
 WITH reclaimed AS (
     SELECT holder, hour,
         max_by({{'begin': stretch_begin, 'end': stretch_end}},
@@ -143,7 +143,7 @@ SELECT identity, make_timestamptz(min(hour) * 3600000000) AS hour,
 },
     max_by(stretch, (stretch.end - stretch.begin, -stretch.begin))
         FILTER (stretch IS NOT NULL) AS stretch
-FROM held LEFT JOIN reclaimed USING (holder, hour) GROUP BY identity, hour // 24
+FROM held LEFT JOIN reclaimed USING (holder, hour) GROUP BY identity
 """  # noqa: S608  # as above
 _SUMMED: Final = (
     *("allocated", "unused", "held", "held_gib_minutes", "held_minutes", "known_hours"),
@@ -248,33 +248,35 @@ def read_waste(
     connection.execute(identities_sql("usage_hourly", "hour"), question.window._asdict())
     connection.execute(_MINUTES)
     connection.execute(_OPEN)
-    kept = "CREATE OR REPLACE TEMP TABLE day_sums AS"
+    since = terms.since_sql("make_timestamptz(hour * 3600000000)")
+    kept = "CREATE OR REPLACE TEMP TABLE slice_sums AS"
     for part in question.each(_slices(question.window)):
         connection.execute(_PARTIES, part._asdict())
         connection.execute(_DEVICES)
         connection.execute(_STRETCHES, {"begin_us": part.begin_us})
         connection.execute(_CONTINUED, {"end_us": part.end_us})
-        connection.execute(f"{kept} {_DAY_SUMS}")
-        kept = "INSERT INTO day_sums"
+        connection.execute(f"{kept} {_SLICE_SUMS}, {since}")
+        kept = "INSERT INTO slice_sums"
         (found,) = rows_of(connection.sql(_UNKNOWN))
         unknown.update({name: amount or 0 for name, amount in found.items()})
         connection.execute("DROP TABLE parties; DROP TABLE devices; DROP TABLE stretches")
     waste: dict[tuple[str | None, ...], Waste] = defaultdict(Waste)
-    for row in rows_of(connection.sql(_sums_sql(question.by, terms))):
+    named = named_sql(connection, "slice_sums")
+    for row in rows_of(connection.sql(_sums_sql(named, question.by, terms))):
         key = tuple(terms.named(name, row[f"by_{name}"], row) for name in question.by)
         waste[key].add(row, terms.price(row, row["allocated"]))
     return waste, [*_notes(question, unknown), *terms.notes()]
 
 
-def _sums_sql(by: Iterable[str], terms: Terms) -> str:
-    """Return the SQL of the sums by dimensions and prices."""
+def _sums_sql(named: str, by: Iterable[str], terms: Terms) -> str:
+    """Return the SQL of the sums by dimensions and prices, of the SQL of sums with names."""
     return f"""
 SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in by)}, {", ".join(PRICED)},
     {terms.since_sql("hour")} AS since, {", ".join(f"sum({name}) AS {name}" for name in _SUMMED)},
     max_by({{'begin': stretch.begin, 'end': stretch.end, 'pod': {HOLDER_NAME}}},
         (stretch.end - stretch.begin, -stretch.begin, {HOLDER_NAME}))
         FILTER (stretch IS NOT NULL) AS longest
-FROM {named_sql("day_sums")} GROUP BY ALL
+FROM {named} GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
