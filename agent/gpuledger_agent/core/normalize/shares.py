@@ -199,7 +199,9 @@ def apportion(
     processes = {**before, **running}
     newest_us = cover.gpu[-1].end_us if cover.gpu else 0
     kept, dropped = _sort(samples or (), processes, newest_us)
-    percents = take_turns(kept, cover.gpu)
+    by_stamp = _by_stamp(kept)
+    by_end = {window.end_us: window for window in cover.gpu}
+    percents = take_turns(by_stamp, by_end)
     if learns:
         periods = (window_us, _shortest_gap_us(kept))
         window_us = min((period for period in periods if period is not None), default=None)
@@ -209,18 +211,22 @@ def apportion(
     is_known = samples is not None and (covers_any or bool(kept)) and not cover.has_gap
     # A single sample of a window of unknown length may belong to a short window.
     max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
-    by_end = {window.end_us: window for window in cover.gpu}
-    by_window = _by_window(kept, cover, window_us)
+    by_window = _by_window(by_stamp, by_end, cover.gpu, window_us)
     shown: Mapping[int, Sequence[ProcessUtilizationSample]] = kept
     # An ended process has no samples of its last window, so a process that came or went may be the
     # one that used it.
     if adds_lost_samples and window_us is not None and before.keys() == running.keys():
         shown = _with_lost(kept, processes, cover, by_window, window_us)
+    # The processes' samples have the same time spans.
+    spans = {(one.timestamp_us, one.since_us): one for own in shown.values() for one in own}
+    part_of = {
+        span: _share(one, cover, by_end, window_us, interval_us) for span, one in spans.items()
+    }
     usages, are_coarse = [], False
     for pid, process in processes.items():
         sm_ratio, encoder_ratio, decoder_ratio = 0.0, None, None
         if own := shown.get(pid):
-            parts = [(one, _share(one, cover, by_end, window_us, interval_us)) for one in own]
+            parts = [(one, part_of[one.timestamp_us, one.since_us]) for one in own]
             percent = sum(
                 percents.get((pid, one.timestamp_us), one.sm_percent) * part for one, part in parts
             )
@@ -239,14 +245,15 @@ def apportion(
                 decoder_ratio=decoder_ratio,
             )
         )
-    sampled_windows, lost_windows = _count_lost(kept, cover, window_us)
-    counts = _count_used(by_window, cover, len(processes))
-    mixed_windows, switches = _count_switches(by_window, cover, running)
+    sampled_windows, lost_windows = _count_lost(by_stamp, by_end, cover, window_us)
+    windows = _covered_windows(by_window, cover)
+    counts = _count_used(windows, len(processes))
+    mixed_windows, switches = _count_switches(windows, running)
     if returned and gpu_ratio is not None and is_known:
         usages = _with_last_windows(usages, returned, gpu_ratio)
     return Shares(
         usages=sorted(usages, key=lambda usage: usage.ended),
-        newest_us=max((sample.timestamp_us for own in kept.values() for sample in own), default=0),
+        newest_us=max(by_stamp, default=0),
         window_us=window_us,
         dropped=dropped,
         overlaps=bool(percents),
@@ -284,43 +291,71 @@ def _with_last_windows(
 
 
 def _count_lost(
-    kept: Mapping[int, Sequence[ProcessUtilizationSample]], cover: Cover, window_us: int | None
+    by_stamp: Mapping[int, Sequence[ProcessUtilizationSample]],
+    by_end: Mapping[int, SampledWindow],
+    cover: Cover,
+    window_us: int | None,
 ) -> tuple[int, int]:
     """Return the numbers of windows with process samples and of those without a GPU's sample."""
     if cover.interval is None or window_us is None or not cover.gpu:
         return 0, 0
-    sampled: set[int] = set()
-    lost: set[int] = set()
+    sampled = lost = 0
     margin_us = window_us / 10
-    for sample in (one for own in kept.values() for one in own):
-        start_us, end_us = sample.timestamp_us - window_us, sample.timestamp_us
+    for end_us, together in by_stamp.items():
+        start_us = end_us - window_us
         if (
-            sample.sm_percent > _ROUNDING_PERCENT
-            and not sample.since_us
-            and cover.interval.start_us <= start_us
+            cover.interval.start_us <= start_us
             and end_us <= cover.interval.end_us
+            and any(one.sm_percent > _ROUNDING_PERCENT and not one.since_us for one in together)
         ):
-            sampled.add(end_us)
-            if not _is_used(cover.gpu, start_us + margin_us, end_us - margin_us):
-                lost.add(end_us)
-    return len(sampled), len(lost)
+            sampled += 1
+            # Usually the GPU has a sample of the same window, which need not be searched for.
+            own = by_end.get(end_us)
+            if own is None or not own.percent:
+                lost += not _is_used(cover.gpu, start_us + margin_us, end_us - margin_us)
+    return sampled, lost
 
 
 def _by_window(
-    kept: Mapping[int, Sequence[ProcessUtilizationSample]], cover: Cover, window_us: int | None
-) -> Mapping[int, Counter[int]]:
+    by_stamp: Mapping[int, Sequence[ProcessUtilizationSample]],
+    by_end: Mapping[int, SampledWindow],
+    windows: Sequence[SampledWindow],
+    window_us: int | None,
+) -> Mapping[int, Mapping[int, int]]:
     """Return the processes' percents in each of the GPU's windows, by the window's end and pid.
 
     The result is empty if a sample covers several windows, which shows nothing about a single one.
     """
-    found = {window.end_us: Counter[int]() for window in cover.gpu}
+    found: dict[int, dict[int, int]] = {window.end_us: {} for window in windows}
     width_us = window_us or USUAL_WINDOW_US
-    for sample in (one for own in kept.values() for one in own):
-        if sample.since_us and sample.timestamp_us - sample.since_us > _MAX_SPAN * width_us:
+    for stamp, together in by_stamp.items():
+        if any(one.since_us and stamp - one.since_us > _MAX_SPAN * width_us for one in together):
             return {}
-        if window := window_at(cover.gpu, sample.timestamp_us - width_us // 2):
-            found[window.end_us][sample.pid] += sample.sm_percent
+        window, middle_us = by_end.get(stamp), stamp - width_us // 2
+        if window is None or window.start_us >= middle_us:
+            window = window_at(windows, middle_us)
+        if window:
+            percents = found[window.end_us]
+            for one in together:
+                percents[one.pid] = percents.get(one.pid, 0) + one.sm_percent
     return found
+
+
+def _covered_windows(
+    by_window: Mapping[int, Mapping[int, int]], cover: Cover
+) -> list[tuple[SampledWindow, Mapping[int, int]]]:
+    """Return the windows that count in this tick, each with the processes' percents by pid.
+
+    A window on the border of two ticks counts in the later one. The border may be in each window.
+    """
+    interval = cover.interval
+    if interval is None or not by_window:
+        return []
+    return [
+        (window, by_window[window.end_us])
+        for window in cover.gpu
+        if interval.start_us < window.end_us <= interval.end_us
+    ]
 
 
 def _hidden_percent(processes: int) -> int:
@@ -338,17 +373,14 @@ class _UsedWindows(NamedTuple):
 
 
 def _count_used(
-    by_window: Mapping[int, Counter[int]], cover: Cover, processes: int
+    windows: Sequence[tuple[SampledWindow, Mapping[int, int]]], processes: int
 ) -> _UsedWindows:
-    """Count the windows that the tick covers."""
-    interval, hidden = cover.interval, _hidden_percent(processes)
-    if interval is None or not by_window:
-        return _UsedWindows()
-    # A window on the border of two ticks counts in the later one. The border may be in each window.
+    """Count windows, each with the processes' percents by pid."""
+    hidden = _hidden_percent(processes)
     used = [
-        (window.percent - by_window[window.end_us].total() > hidden, len(by_window[window.end_us]))
-        for window in cover.gpu
-        if interval.start_us < window.end_us <= interval.end_us and window.percent > hidden
+        (window.percent - sum(percents.values()) > hidden, len(percents))
+        for window, percents in windows
+        if window.percent > hidden
     ]
     full = [is_short for is_short, sampled in used if sampled == processes]
     short = sum(is_short for is_short, _ in used)
@@ -356,17 +388,10 @@ def _count_used(
 
 
 def _count_switches(
-    by_window: Mapping[int, Counter[int]], cover: Cover, running: Collection[int]
+    windows: Sequence[tuple[SampledWindow, Mapping[int, int]]], running: Collection[int]
 ) -> tuple[int, int]:
     """Return the numbers of windows of several processes, and of switches between processes."""
-    interval = cover.interval
-    if interval is None or not by_window:
-        return 0, 0
-    pids = [
-        tuple(by_window[window.end_us])
-        for window in cover.gpu
-        if interval.start_us < window.end_us <= interval.end_us
-    ]
+    pids = [tuple(percents) for _, percents in windows]
     switches = sum(
         len(before) == len(after) == 1 and before != after and before[0] in running
         for before, after in pairwise(pids)
@@ -378,7 +403,7 @@ def _with_lost(
     kept: Mapping[int, Sequence[ProcessUtilizationSample]],
     processes: Collection[int],
     cover: Cover,
-    by_window: Mapping[int, Counter[int]],
+    by_window: Mapping[int, Mapping[int, int]],
     window_us: int,
 ) -> Mapping[int, Sequence[ProcessUtilizationSample]]:
     """Return the samples, and one for each window in which only one process has none.
@@ -391,7 +416,7 @@ def _with_lost(
         differs = abs(window.end_us - window.start_us - window_us) >= _SAME_PERIOD_RATIO * window_us
         if not percents or differs or len(processes) - len(percents) != 1:
             continue
-        missing = window.percent - percents.total()
+        missing = window.percent - sum(percents.values())
         if missing > _hidden_percent(len(processes)):
             pid = next(pid for pid in processes if pid not in percents)
             sample = ProcessUtilizationSample(
@@ -516,25 +541,24 @@ def share_server(
 
 
 def take_turns(
-    samples: Mapping[int, Sequence[ProcessUtilizationSample]], windows: Sequence[SampledWindow]
+    by_stamp: Mapping[int, Sequence[ProcessUtilizationSample]],
+    by_end: Mapping[int, SampledWindow],
 ) -> Mapping[tuple[int, int], float]:
     """Return corrected percents for windows in which the processes' samples exceed the GPU's.
 
-    The keys are pid and time stamp of a sample. Some drivers count a kernel from its submission to
-    its end, whether it runs or waits. A process's sample then shows the part of the window in which
-    the process had work. Processes that have work at the same time are assumed to take equal turns.
-    If they work independently of each other, a process ran for its part of the window times the
-    mean of 1 / n, where n is the number of processes with work. The results are scaled so that they
-    add up to the GPU's use.
+    `by_stamp` contains the samples by time stamp, `by_end` the GPU's windows by end. The keys of
+    the result are pid and time stamp of a sample.
+
+    Some drivers count a kernel from its submission to its end, whether it runs or waits. A
+    process's sample then shows the part of the window in which the process had work. Processes that
+    have work at the same time are assumed to take equal turns. If they work independently of each
+    other, a process ran for its part of the window times the mean of 1 / n, where n is the number
+    of processes with work. The results are scaled so that they add up to the GPU's use.
     """
-    by_stamp: dict[int, list[ProcessUtilizationSample]] = {}
-    for own in samples.values():
-        for sample in own:
-            by_stamp.setdefault(sample.timestamp_us, []).append(sample)
     found: dict[tuple[int, int], float] = {}
     for stamp, together in by_stamp.items():
-        window = window_at(windows, stamp) if len(together) > 1 else None
-        if window is None or window.end_us != stamp:
+        window = by_end.get(stamp) if len(together) > 1 else None
+        if window is None:
             continue
         claimed = sum(sample.sm_percent for sample in together)
         # Allow for the rounding of each process's value and of the device's value.
@@ -593,6 +617,17 @@ def _sort(
         else:
             kept.setdefault(sample.pid, []).append(sample)
     return kept, dropped
+
+
+def _by_stamp(
+    kept: Mapping[int, Sequence[ProcessUtilizationSample]],
+) -> Mapping[int, Sequence[ProcessUtilizationSample]]:
+    """Return the samples of all processes by time stamp."""
+    found: dict[int, list[ProcessUtilizationSample]] = {}
+    for own in kept.values():
+        for sample in own:
+            found.setdefault(sample.timestamp_us, []).append(sample)
+    return found
 
 
 def _shortest_gap_us(kept: Mapping[int, Sequence[ProcessUtilizationSample]]) -> int | None:

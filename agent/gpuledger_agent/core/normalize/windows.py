@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import ceil
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -289,5 +290,5 @@ def window_at(windows: Sequence[SampledWindow], time_us: int) -> SampledWindow |
 
     If no window contains it, return the next later window or, if there is none, the last one.
     """
-    index = bisect_left(windows, time_us, key=lambda window: window.end_us)
+    index = bisect_left(windows, time_us, key=attrgetter("end_us"))
     return windows[min(index, len(windows) - 1)] if windows else None
