@@ -19,8 +19,8 @@ import structlog
 from prometheus_client import Gauge
 
 from gpuledger_reports.api import metrics
+from gpuledger_reports.api.endpoints import CAPACITY, PAGES
 from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import capacity_question
 
 _KEPT_FAILURES: Final = 2
 """Metrics keep their last values for so many failures in a row."""
@@ -91,8 +91,9 @@ class CapacityMetrics:
         """Ask each report once, one after another, and set its metrics."""
         for report, headlines in HEADLINES.items():
             query = urlencode({"by": ",".join(headlines.by)})
+            question = PAGES[f"{CAPACITY}/{report}"](query, int(time.time()) * 10**6)
             try:
-                answer = await self._ask(capacity_question(report, query, int(time.time()) * 10**6))
+                answer = await self._ask(question)
             except (BusyError, LateError, ProcessEndedError) as error:
                 self._keep_or_clear(report, str(error))
                 continue

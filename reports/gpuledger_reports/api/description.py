@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from gpuledger_reports.api.questions import CAPACITY, MEDIA_TYPES
+from gpuledger_reports.api.endpoints import CAPACITY
+from gpuledger_reports.api.questions import MEDIA_TYPES
 from gpuledger_reports.capacity.asking import options_of
 from gpuledger_reports.capacity.registry import REPORTS
 from gpuledger_reports.capacity.report import Report

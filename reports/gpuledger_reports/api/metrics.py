@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client import Counter, Gauge, Histogram
 
 from gpuledger.runtime.process_metrics import count_from_zero
-from gpuledger_reports.api.questions import PAGES
+from gpuledger_reports.api.endpoints import PAGES
 
 REQUESTS_TOTAL: Final = Counter(
     "gpuledger_reports_requests",
@@ -89,7 +89,7 @@ CAPACITY_UNMET_GPUS: Final = Gauge(
 )
 CAPACITY_EXPECTED_GPUS: Final = Gauge(
     "gpuledger_capacity_expected_gpus",
-    "Expected demand in GPUs, as the mean of the last seven of the next 28 days.",
+    "Expected demand in GPUs: the mean of the last seven of the next 28 days.",
     _GROUP,
 )
 CAPACITY_FULL_DAYS: Final = Gauge(

@@ -22,6 +22,7 @@ from gpuledger.errors import ArgumentError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_reports.api.answering import ReportAnswer, error_body
 from gpuledger_reports.api.description import capacity_list, description
+from gpuledger_reports.api.endpoints import CAPACITY, PAGES
 from gpuledger_reports.api.metrics import (
     CACHE_BYTES,
     CACHE_HITS_TOTAL,
@@ -29,7 +30,7 @@ from gpuledger_reports.api.metrics import (
     REQUESTS_TOTAL,
 )
 from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import CAPACITY, MEDIA_TYPES, PAGES, Question, window_text
+from gpuledger_reports.api.questions import MEDIA_TYPES, Question, window_text
 from gpuledger_reports.api.store_state import StoreState
 
 FIXED: Final[Mapping[str, Callable[[], bytes]]] = {

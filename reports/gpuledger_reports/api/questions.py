@@ -1,7 +1,6 @@
 """Parses the parameters of a request into a question, which a process answers. Pure."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -16,8 +15,6 @@ from gpuledger_reports.api.parameters import (
     whole_number,
 )
 from gpuledger_reports.api.sets import parse_accumulate, sets_of
-from gpuledger_reports.capacity.asking import options_of
-from gpuledger_reports.capacity.registry import REPORTS
 from gpuledger_reports.pricing.periods import bill_window, parse_window
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
 
@@ -49,7 +46,6 @@ MEDIA_TYPES: Final = {
     "parquet": "application/vnd.apache.parquet",
 }
 """The media type of an answer by its format; only capacity reports have others than JSON."""
-CAPACITY: Final = "/capacity"
 _REFUSED: Final = {
     "shareCost": "is not supported; put your own costs into the price file",
     "shareTenancyCosts": "is not supported; costs do not include cluster management",
@@ -220,12 +216,14 @@ def explain_question(query: str, now_us: int) -> ExplainQuestion:
     return ExplainQuestion(bill=_bill(given, now_us), line=given["line"], rows=rows)
 
 
-def capacity_question(report: str, query: str, now_us: int) -> CapacityQuestion:
+def capacity_question(
+    report: str, options: Collection[str], query: str, now_us: int
+) -> CapacityQuestion:
     """Return the question of a request for a report; raises `ArgumentError` if it is invalid.
 
     The values of the report's options are checked when it is answered.
     """
-    given = read_query(query, known={*options_of(REPORTS[report]), "format"})
+    given = read_query(query, known={*options, "format"})
     chosen = given.pop("format", "") or "json"
     if chosen not in MEDIA_TYPES:
         problem = f"invalid value {shown(chosen)}; use {', '.join(MEDIA_TYPES)}"
@@ -236,18 +234,6 @@ def capacity_question(report: str, query: str, now_us: int) -> CapacityQuestion:
         format=chosen,
         now_us=now_us // HOUR_US * HOUR_US,
     )
-
-
-PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
-    "/allocation": allocation_question,
-    "/allocation/compute": allocation_question,
-    "/allocation/autocomplete": autocomplete_question,
-    "/bill": bill_question,
-    "/bill/explain": explain_question,
-    **{f"{CAPACITY}/{name}": partial(capacity_question, name) for name in REPORTS},
-}
-"""The parser of each endpoint's parameters. Its arguments are the query string and the current time
-in microseconds."""
 
 
 def _window(given: Mapping[str, str], now_us: int) -> Window:

@@ -8,8 +8,8 @@ import pytest
 from deltalake import DeltaTable
 from structlog.testing import capture_logs
 
+from gpuledger_reports.api.endpoints import PAGES
 from gpuledger_reports.api.processes import BillProcesses
-from gpuledger_reports.api.questions import PAGES
 from tests.unit.reports.api.report_requests import NOW_SECONDS, InlinePages, small_store
 
 TABLE = "usage_hourly"

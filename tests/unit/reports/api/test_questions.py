@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.errors import ArgumentError
+from gpuledger_reports.api.endpoints import PAGES
 from gpuledger_reports.api.fields import WITHOUT_VALUE, dimensions_of, field_names
 from gpuledger_reports.api.filters import parse_field, parse_filter
 from gpuledger_reports.api.questions import (
-    PAGES,
     AllocationQuestion,
     allocation_question,
     bill_question,

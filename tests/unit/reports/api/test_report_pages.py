@@ -15,9 +15,10 @@ from structlog.testing import capture_logs
 
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer
 from gpuledger_reports.api.description import description
+from gpuledger_reports.api.endpoints import PAGES
 from gpuledger_reports.api.pages import FIXED, AnswerCache
 from gpuledger_reports.api.processes import BusyError, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import PAGES, Question
+from gpuledger_reports.api.questions import Question
 from tests.examples import examples
 from tests.unit.reports.api.report_requests import (
     DAY,
