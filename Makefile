@@ -39,7 +39,8 @@ test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Download and build
 
 test-extended: $(VENV)/.dev test-tools ## Run the tests that `make test` skips, more examples of the property tests, and make chaos (1.5 h)
 	@$(BIN)/python -m tests.tools otel-collector munged slurmctld slurmd sbatch sinfo \
-		containerd ctr runc busybox node-kubelet kube-scheduler device-plugin dra-driver
+		containerd ctr runc busybox node-kubelet kube-scheduler device-plugin dra-driver \
+		kube-controller-manager prometheus-adapter keda-operator keda-adapter
 	@$(BIN)/python -m pytest $(SPREAD) --extended $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS=
 

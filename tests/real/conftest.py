@@ -348,6 +348,11 @@ def node_programs() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def autoscaling_programs() -> dict[str, Path]:
+    return {name: _found(name) for name in catalogue.AUTOSCALING_PROGRAMS}
+
+
+@pytest.fixture(scope="session")
 def kcat() -> Kcat:
     return Kcat(binary=_found("kcat"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,10 @@ class GoTool:
     linker_flags: str = "-s -w"
     is_test: bool = False
     """Whether what is built are the package's tests, as a program."""
+    files: str = ""
+    """A folder of the package's module that is copied next to the program."""
+    limit_seconds: float = 1800
+    """Deadline of the build."""
     given_by: str | None = None
 
     @property
@@ -86,7 +91,17 @@ class GoTool:
             argv += ["-tags", self.tags, "-ldflags", self.linker_flags]
             argv += ["-o", draft / self.name, self.package]
             # Without cgo no C compiler is asked for.
-            commands.run(argv, name=self.name, folder=module, environment={"CGO_ENABLED": "0"})
+            commands.run(
+                argv,
+                name=self.name,
+                folder=module,
+                environment={"CGO_ENABLED": "0"},
+                limit_seconds=self.limit_seconds,
+            )
+            if self.files:
+                argv = [go, "list", "-mod=readonly", "-f", "{{.Module.Dir}}", self.package]
+                there = commands.run(argv, name=self.name, folder=module).strip()
+                shutil.copytree(Path(there) / self.files, draft / Path(self.files).name)
 
     def _ensure_go(self) -> Path:
         needed = _numbers(needed_go(SOURCES / self.module))

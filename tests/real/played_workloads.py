@@ -1,0 +1,173 @@
+"""Pods of Deployments on a real API server, and their GPU use in Prometheus.
+
+A thread plays the scheduler and the kubelet: it runs new pods and removes deleted ones. It also
+answers Prometheus with the series of running pods, among which it divides each workload's load.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from tests.real.services.kube_client import KubeApiClient
+
+NAMESPACE = "serving"
+NODE = "gpu-0"
+_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_PERIOD_SECONDS = 0.25
+
+
+@dataclass
+class PlayedWorkloads:
+    """Deployments whose pods use GPUs according to a load in GPUs."""
+
+    kube: KubeApiClient
+    loads: dict[str, float] = field(default_factory=dict)
+    """Number of GPUs that each Deployment could use; a pod uses at most one."""
+    waiting: float = 0
+    """Number of requests that wait in the gateway."""
+    is_silent: bool = False
+    """Whether the series of GPUs are missing."""
+
+    def __post_init__(self) -> None:
+        self._running: list[dict[str, Any]] = []
+        self._end = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._threads = [
+            threading.Thread(target=self._play, daemon=True),
+            threading.Thread(target=self._server.serve_forever, daemon=True),
+        ]
+
+    def __enter__(self) -> Self:
+        self.kube.create_namespace(NAMESPACE)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._server.shutdown()
+        self._server.server_close()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def scrape_config(self) -> str:
+        """A Prometheus configuration that scrapes the series each second."""
+        port = self._server.server_address[1]
+        return (
+            "global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: played\n"
+            f'    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]\n'
+        )
+
+    def deploy(self, name: str, *, replicas: int, load: float) -> None:
+        """Create a Deployment whose pods share a load."""
+        self.loads[name] = load
+        labels = {"app": name}
+        container = {
+            "name": "server",
+            "image": "server",
+            "resources": {"limits": {"nvidia.com/gpu": "1"}},
+        }
+        self.kube.apply(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": name, "namespace": NAMESPACE},
+                "spec": {
+                    "replicas": replicas,
+                    "selector": {"matchLabels": labels},
+                    "template": {
+                        "metadata": {"labels": labels},
+                        # Without a scheduler, pods are bound from the start.
+                        "spec": {"nodeName": NODE, "containers": [container]},
+                    },
+                },
+            }
+        )
+
+    def replicas(self, name: str) -> int:
+        """Return the number of replicas that a Deployment should have."""
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{name}"
+        _, found = self.kube.request("GET", path)
+        replicas: int = found["spec"]["replicas"]
+        return replicas
+
+    def _play(self) -> None:
+        while not self._end.wait(_PERIOD_SECONDS):
+            _, found = self.kube.request("GET", _PODS)
+            pods = found.get("items", [])
+            for pod in pods:
+                self._run(pod)
+            self._running = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def _run(self, pod: dict[str, Any]) -> None:
+        path = f"{_PODS}/{pod['metadata']['name']}"
+        if "deletionTimestamp" in pod["metadata"]:
+            self.kube.request("DELETE", path, {"gracePeriodSeconds": 0})
+        elif pod["status"].get("phase") != "Running":
+            condition = {
+                "type": "Ready",
+                "status": "True",
+                "lastTransitionTime": pod["metadata"]["creationTimestamp"],
+            }
+            status = {
+                "phase": "Running",
+                "conditions": [condition],
+                "startTime": pod["metadata"]["creationTimestamp"],
+            }
+            content_type = "application/merge-patch+json"
+            self.kube.request(
+                "PATCH", f"{path}/status", {"status": status}, content_type=content_type
+            )
+
+    def series(self) -> str:
+        """Return the series of the running pods and of the gateway in Prometheus's text format."""
+        lines = [
+            f'gateway_requests_waiting{{namespace="{NAMESPACE}",service="chat"}} {self.waiting}'
+        ]
+        running = [] if self.is_silent else self._running
+        for pod in running:
+            metadata = pod["metadata"]
+            owner = metadata["labels"]["app"]
+            pods = sum(one["metadata"]["labels"]["app"] == owner for one in running)
+            labels = (
+                f'cluster="default",node="{NODE}",namespace="{NAMESPACE}",'
+                f'pod="{metadata["name"]}",pod_uid="{metadata["uid"]}"'
+            )
+            busy = min(1, self.loads[owner] / pods)
+            lines += [
+                f'gpuledger_pod_gpu_busy_ratio{{{labels},container="server"}} {busy}',
+                f'gpuledger_pod_info{{{labels},owner_kind="Deployment",owner_name="{owner}"}} 1',
+            ]
+        return "\n".join(lines) + "\n"
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        played = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = played.series().encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                self.wfile.write(body)
+
+            @override
+            def log_message(self, *_: object) -> None:
+                """Keep the output of the tests clean."""
+
+        return Handler
