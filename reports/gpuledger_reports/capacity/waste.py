@@ -171,8 +171,8 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "longest_idle_begin": "",
     "longest_idle_end": "",
     "longest_idle_pod": "",
-    "held_gpu_hours": "",
-    "held_gib": "GiB held idle",
+    "idle_memory_gpu_hours": "",
+    "idle_memory_gib": "Idle memory GiB",
     **{f"reclaimed_{limit}_gpu_hours": "" for limit in LIMITS},
     **{f"reclaimed_{limit}_cost": f"Cost > {limit} min" for limit in LIMITS},
     "currency": "",
@@ -224,7 +224,7 @@ class Waste:
             "currency": currency,
         }
         if self.held_minutes:
-            found["held_gib"] = round(self.held_gib_minutes / self.held_minutes, 2)
+            found["idle_memory_gib"] = round(self.held_gib_minutes / self.held_minutes, 2)
         if self.longest:
             length, before, pod = self.longest
             found |= {
@@ -321,7 +321,7 @@ REPORT: Final = Report(
         " allocation is unknown is not unused. A pod is idle in a minute if it ran no kernel on any"
         " of its devices. `Cost > 60 min` is the cost of the minutes that a limit would have"
         " reclaimed: the part of each idle stretch after its first 60 minutes. The first rows have"
-        " the highest such cost, by `--idle-minutes`. `GiB held idle` is the mean memory that"
+        " the highest such cost, by `--idle-minutes`. `Idle memory GiB` is the mean memory that"
         " processes of a pod held on a device in minutes without kernels. Files have all columns,"
         " such as the longest idle stretch with its begin, end and pod."
     ),

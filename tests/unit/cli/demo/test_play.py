@@ -221,7 +221,7 @@ def test_the_unused_notebook_is_the_first_waste_with_the_hours_of_the_plan(
     longest = max(pods, key=lambda pod: pod.end - pod.start)
     assert first["longest_idle_pod"] == longest.name
     assert first["longest_idle_hours"] == round((longest.end - longest.start) / 60, 2)
-    assert first["held_gib"] == 21.0
+    assert first["idle_memory_gib"] == 21.0
     # All others work in every hour, except one with idle hours.
     idle = [row["workload"] for row in others if row["reclaimed_30_gpu_hours"]]
     assert idle == ["Deployment/course"]

@@ -224,8 +224,8 @@ def test_stretches_and_what_limits_reclaim_are_those_of_each_minute(world: World
             for device in pod.used
         }
         held = sum(minutes * world.parts[device] for device, minutes in idle.items()) / 60
-        assert row["held_gpu_hours"] == pytest.approx(held, abs=0.0051)
-        assert row["held_gib"] == (3.0 if any(idle.values()) else None)
+        assert row["idle_memory_gpu_hours"] == pytest.approx(held, abs=0.0051)
+        assert row["idle_memory_gib"] == (3.0 if any(idle.values()) else None)
 
 
 def waste_in(store: Path, hours: int, by: str = "workload", **tables: Value) -> Answer:
