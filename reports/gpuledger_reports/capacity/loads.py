@@ -265,6 +265,7 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, window: Window, terms: Ter
         connection.execute(f"{kept} {_BUCKET_SUMS.format(since=sums)}", part._asdict())
         kept = "INSERT INTO bucket_sums"
     connection.execute(_LOADS)
+    connection.execute("DROP TABLE device_loads; DROP TABLE held; DROP TABLE bucket_sums")
     gpus = connection.execute(_WHOLE_GPUS, {"begin_us": window.begin_us})
     fleet = Fleet(
         workloads=[],
