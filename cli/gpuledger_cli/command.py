@@ -96,6 +96,10 @@ _COMMANDS: Final = {
         "compare.compare_command:app",
         "Compare the metrics of a running dcgm-exporter with those of the agent next to it.",
     ),
+    "load": (
+        "known_load.load_command:app",
+        "Put a known load on a GPU, and print what a monitor must have shown.",
+    ),
     "config": ("elsewhere:run", "Explain the settings of a component."),
     "completion": ("completion:app", "Print the completion script of a shell."),
     "help": ("elsewhere:run", "Describe a command or a component."),

@@ -5,7 +5,7 @@ The tests run it as a separate program. Other processes on the GPU are not affec
 
 import sys
 
-from tests.gpu.load import Cuda
+from gpuledger_cli.known_load.cuda_load import Cuda
 
 PTX = b"""
 .version 7.0

@@ -7,68 +7,14 @@ run at the same time.
 """
 
 import argparse
-import ctypes
 import sys
 import time
 from typing import Final
 
-PTX: Final = b"""
-.version 7.0
-.target sm_60
-.address_size 64
-.visible .entry spin(.param .u64 spin_ns)
-{
-    .reg .u64 %start, %now, %wanted;
-    .reg .pred %not_yet;
-    ld.param.u64 %wanted, [spin_ns];
-    mov.u64 %start, %globaltimer;
-again:
-    mov.u64 %now, %globaltimer;
-    sub.u64 %now, %now, %start;
-    setp.lt.u64 %not_yet, %now, %wanted;
-    @%not_yet bra again;
-    ret;
-}
-\0"""
+from gpuledger_cli.known_load.cuda_load import Cuda
+
 KERNEL_NS: Final = 10_000_000
 SECOND_NS: Final = 1_000_000_000
-
-
-class Cuda:
-    """The few driver calls that are needed; each raises OSError with the CUDA error code."""
-
-    def __init__(self, device: int, *, ptx: bytes = PTX, kernel: bytes = b"spin") -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
-        self._call("cuInit", 0)
-        handle, context = ctypes.c_int(), ctypes.c_void_p()
-        self._call("cuDeviceGet", ctypes.byref(handle), device)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
-        self._call("cuCtxSetCurrent", context)
-        module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ptx)
-        self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, kernel)
-
-    def hold(self, size_bytes: int) -> None:
-        """Allocate device memory until the process ends."""
-        pointer = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size_bytes))
-
-    def spin(self, nanoseconds: int) -> None:
-        """Run one kernel for this time, and wait for it."""
-        wanted = ctypes.c_uint64(nanoseconds)
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(wanted))
-        one = ctypes.c_uint(1)
-        nothing = ctypes.c_void_p()
-        self._call(
-            "cuLaunchKernel", self._kernel, one, one, one, one, one, one, ctypes.c_uint(0),
-            nothing, parameters, nothing,
-        )  # fmt: skip
-        self._call("cuCtxSynchronize")
-
-    def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._library, name)(*arguments)
-        if code:
-            raise OSError(f"{name} returned {code}")
 
 
 def main() -> None:

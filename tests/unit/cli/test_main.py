@@ -20,6 +20,7 @@ COMMANDS = (
         "compare",
         "demo",
         "doctor",
+        "load",
         "query",
         "watermarks",
         "replay",
