@@ -5,11 +5,15 @@ A golden message is never changed. A new optional field gets a message with the 
 
 import json
 from collections.abc import Iterator
+from functools import reduce
 from itertools import zip_longest
+from operator import or_
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import jsonschema
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,6 +113,43 @@ def with_places_of_today(hint: Any, value: Any) -> Any:  # noqa: ANN401 - as abo
     return {k: with_places_of_today(hints[k], v) for k, v in value.items()}
 
 
+def first_version(hint: Any) -> Any:  # noqa: ANN401 - as above
+    """Return a type as before any optional field was added to its records."""
+    if isinstance(hint, type) and issubclass(hint, BaseRecord):
+        hints = get_type_hints(hint, include_extras=True)
+        required = [field.name for field in structs.fields(hint) if field.required]
+        # Positions up to the last required one have always existed.
+        kept = [*hints][: [*hints].index(required[-1]) + 1] if required else []
+        shown = kept if issubclass(hint, ArrayRecord) else required
+        return msgspec.defstruct(
+            hint.__name__,
+            [
+                (name, first_version(hints[name]), *(() if name in required else (None,)))
+                for name in shown
+            ],
+            bases=(ArrayRecord if issubclass(hint, ArrayRecord) else BaseRecord,),
+            frozen=True,
+            kw_only=True,
+        )
+    if not (parts := get_args(hint)):
+        return hint
+    if get_origin(hint) is Annotated:
+        return Annotated[(first_version(parts[0]), *parts[1:])]
+    inner = tuple(first_version(part) for part in parts)
+    return reduce(or_, inner) if get_origin(hint) is UnionType else get_origin(hint)[inner]
+
+
+def agrees(old: Any, new: Any) -> bool:  # noqa: ANN401 - any part of two records
+    """Return whether the newer record has the older one's values in all fields of the older."""
+    if isinstance(old, BaseRecord):
+        return all(agrees(value, getattr(new, name)) for name, value in structs.asdict(old).items())
+    if isinstance(old, list):
+        return len(old) == len(new) and all(map(agrees, old, new))
+    if isinstance(old, dict):
+        return old.keys() == new.keys() and all(agrees(old[key], new[key]) for key in old)
+    return bool(old == new)
+
+
 @each_topic
 def test_every_topic_has_a_full_and_a_minimal_message(topic: Topic) -> None:
     names = [path.name for path in MESSAGES if path.parent.name == topic.name]
@@ -173,6 +214,19 @@ def test_unknown_fields_are_ignored_at_any_depth(message: Path) -> None:
 
     assert decoder(topic).decode(grown) == decoder(topic).decode(message.read_bytes())
     jsonschema.Draft202012Validator(schema_of(topic)).validate(json.loads(grown))
+
+
+@each_message
+def test_an_older_and_a_newer_version_read_each_others_messages(message: Path) -> None:
+    """The older version is the first one, without any optional field."""
+    topic, _ = read(message)
+    older = Decoder(topic=topic.name, record=first_version(topic.record))
+
+    new = decoder(topic).decode(message.read_bytes())
+    old = older.decode(message.read_bytes())
+
+    assert agrees(old, new)
+    assert agrees(old, decoder(topic).decode(encode(old)))
 
 
 @each_message

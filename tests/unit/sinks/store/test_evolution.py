@@ -1,5 +1,6 @@
 """A table of an older version gets the columns added since, and keeps its rows."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,8 +10,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from gpuledger.errors import UserError
 from gpuledger.records import Category
-from gpuledger.store.schema import ENTRIES, PARTITION_COLUMN
-from gpuledger_sinks.store.table import EntriesTable
+from gpuledger.store.schema import ENTRIES, PARTITION_COLUMN, PODS, TableSchema
+from gpuledger.store.usage_schema import NODES, PENDING_PODS, USAGE
+from gpuledger_sinks.store.table import EntriesTable, StreamTable
 from tests.unit.sinks.builders import (
     SECOND_NS,
     bus,
@@ -24,6 +26,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.store.storing import STREAM, a_row, is_committed, query, store
 
 NAMES: Final = tuple(column.name for column in ENTRIES.columns)
+TABLES: Final = (ENTRIES, USAGE, PODS, NODES, PENDING_PODS)
 # Columns after this one count as added by later versions: all of them are nullable.
 FIRST, ADDED = (NAMES[: (end := NAMES.index("kafka_offset") + 1)], NAMES[end:])
 
@@ -103,6 +106,41 @@ def test_a_sink_that_loses_the_race_to_add_columns_uses_those_of_the_winner(
 
     loser.append(a_row(1), {STREAM: 1}, time_ms=0)
     assert query(tmp_path, "select count(*) from {entries}") == [(2,)]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda schema: schema.name)
+def test_an_older_sink_refuses_a_table_with_newer_columns_and_the_newer_one_continues(
+    table: TableSchema, tmp_path: Path
+) -> None:
+    """After a rollback, nothing is written until the sink is upgraded again."""
+    added = table.columns[-1]
+    newer = StreamTable(table, store_uri=str(tmp_path))
+    older = StreamTable(replace(table, columns=table.columns[:-1]), store_uri=str(tmp_path))
+    newer.load([])
+    created = DeltaTable(newer.uri).version()
+
+    with pytest.raises(UserError, match=rf"differs in column {added.name};"):
+        older.load([])
+
+    assert DeltaTable(newer.uri).version() == created
+    assert newer.load([]) == {}
+
+
+def test_a_sink_that_was_rolled_back_and_upgraded_again_repeats_no_row(tmp_path: Path) -> None:
+    make_first(tmp_path)
+    newer = EntriesTable(store_uri=str(tmp_path))
+    newer.load([STREAM])
+    newer.append(a_row(1), {STREAM: 1}, time_ms=0)
+    first = [column for column in ENTRIES.columns if column.name in FIRST]
+    with pytest.raises(UserError):
+        StreamTable(replace(ENTRIES, columns=first), store_uri=str(tmp_path)).load([STREAM])
+
+    again = EntriesTable(store_uri=str(tmp_path))
+    assert again.load([STREAM]) == {STREAM: 1}
+    again.append(a_row(2), {STREAM: 2}, time_ms=0)
+
+    sql = "select kafka_offset from {entries} order by 1"
+    assert query(tmp_path, sql) == [(0,), (1,), (2,)]
 
 
 @pytest.mark.parametrize("missing", ["node", "kafka_offset"])
