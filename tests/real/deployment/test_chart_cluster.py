@@ -5,7 +5,9 @@ No controller runs, so a release has no pods.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.real.deployment.rendering import Manifest
+    from tests.real.deployment.rendering import Manifest, Rendering
     from tests.real.services.cluster_tools import Helm
     from tests.real.services.kubernetes import KubeApi
 
@@ -40,6 +42,8 @@ LEVELS: Final = {
     "gpuledger": "restricted",
     "gpuledger-trial": "privileged",
 }
+VERSION: Final = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+LATER_VERSION: Final = "9.9.9"
 RELEASES: Final[list[tuple[Path, dict[str, Any]]]] = [
     *((file, {}) for file in CASES.values()),
     (PRODUCTION, {}),
@@ -147,11 +151,31 @@ def exists(api: KubeApi, manifest: Manifest) -> bool:
     return api.request("GET", api.path_of(manifest))[0] == 200
 
 
+def settings_of(api: KubeApi, rendering: Rendering) -> dict[str, Any]:
+    """Return the pods and settings of a release, as the API server has them."""
+    kinds = ("DaemonSet", "Deployment", "ConfigMap")
+    found = [api.request("GET", api.path_of(made))[1] for made in rendering.of_kind(*kinds)]
+    return {
+        f"{each['kind']} {each['metadata']['name']}": each["spec"]["template"]["spec"]
+        if "spec" in each
+        else each["data"]
+        for each in found
+    }
+
+
+def make_later_chart(folder: Path) -> Path:
+    """Return a copy of the chart with a later version of chart and application."""
+    copy = shutil.copytree(CHART, folder / "chart", dirs_exist_ok=True)
+    described = (copy / "Chart.yaml").read_text()
+    (copy / "Chart.yaml").write_text(described.replace(VERSION, LATER_VERSION))
+    return copy
+
+
 @for_each("values", [{"cluster": "eu"}, CENTRAL])
 def test_a_release_is_installed_upgraded_and_removed_except_for_the_store(
     values: dict[str, Any], api: KubeApi, helm: Helm, tmp_path: Path
 ) -> None:
-    """Its notes have three commands, with objects of the release."""
+    """It is rolled back between. Its notes have three commands, with objects of the release."""
     rendering = render_chart(values, folder=tmp_path)
     file, namespace = tmp_path / "values.json", NAMESPACES[values.get("components", "agent")]
     where = [f"--namespace={namespace}", f"--kubeconfig={api.kubeconfig}"]
@@ -167,8 +191,15 @@ def test_a_release_is_installed_upgraded_and_removed_except_for_the_store(
         )
     assert all(exists(api, made) for made in rendering.objects)
 
+    first = settings_of(api, rendering)
     changed = "--set=kafka.bootstrapServers=other:9092"
     helm("upgrade", "gpuledger", CHART, f"--values={file}", changed, *where)
+    helm("upgrade", "gpuledger", make_later_chart(tmp_path), f"--values={file}", *where)
+    later = settings_of(api, rendering)
+    assert later != first
+    assert later == json.loads(json.dumps(first).replace(f":{VERSION}", f":{LATER_VERSION}"))
+    helm("rollback", "gpuledger", "1", *where)
+    assert settings_of(api, rendering) == first
     helm("uninstall", "gpuledger", *where)
     left = {made["kind"] for made in rendering.objects if exists(api, made)}
     assert left == {made["kind"] for made in rendering.of_kind("PersistentVolumeClaim")}
