@@ -1,6 +1,6 @@
-"""`gpuledger capacity`: what a fleet of GPUs has, wastes and will need, from the store.
+"""`gpuledger capacity`: the size, waste and future demand of a fleet of GPUs, from the store.
 
-Each report of `gpuledger_reports.capacity.registry` is a command.
+Each report in `gpuledger_reports.capacity.registry` is a command.
 """
 
 import io
@@ -48,13 +48,13 @@ from gpuledger_reports.reading.times import time_text
 
 _NOTHING: Final = 4
 _LONG: Final = 24
-"""Characters of an example's own options that get a line of their own."""
+"""If the options of an example have at least this many characters, they are on their own line."""
 _REQUIRED: Final = SignatureParameter.empty
 Text = str | None
 Format = Literal["table", "json", "csv", "parquet"]
 app = App(
     name="capacity",
-    help="Plan capacity: what the fleet has, what is wasted and what it will need.",
+    help="Plan capacity: the size of the fleet, its waste and its future demand.",
     help_format="plaintext",
 )
 
@@ -71,7 +71,7 @@ def _options_of(report: Report) -> Iterator[tuple[str, Any, Any]]:
         # `from` is a keyword of Python.
         yield f"{name}_" if name == "from" else name, Annotated[Text, own], option.default
     if report.has_money:
-        prices = "File of prices (YAML), as for `gpuledger bill`; by default example prices."
+        prices = "Price file (YAML), as for `gpuledger bill`. The default is example prices."
         yield "prices", Annotated[Path | None, Parameter(help=prices)], None
     yield "format", Annotated[Format, Parameter(help="Format of the result.")], "table"
     output = "File to write to instead of standard output; required for parquet."
@@ -80,7 +80,7 @@ def _options_of(report: Report) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _add(report: Report, place: int) -> None:
-    """Add a report's command, at a place in the list of commands."""
+    """Add the command of a report. `place` is its position in the list of commands."""
 
     def run(**given: Any) -> int:  # noqa: ANN401  # as in its signature
         return _run(report, **given)
@@ -133,7 +133,7 @@ def _run(
         connection.interrupt()
 
     def advance(percent: int) -> None:
-        # Work in Python is interrupted here.
+        # `connection.interrupt` stops only queries; other work stops here.
         if interrupted.is_set():
             raise KeyboardInterrupt
         show(percent)
@@ -163,7 +163,7 @@ def _run(
 
 @contextmanager
 def _naming_options() -> Iterator[None]:
-    """Convert errors raised in the context to a UserError that names the option to change."""
+    """Convert errors to a UserError that names the option to change."""
     try:
         yield
     except ArgumentError as error:
@@ -206,7 +206,7 @@ def _print_table(report: Report, question: Question, found: Answer, file: TextIO
     shown = {name: [plain_cell(name, row) for row in found.rows] for name in question.by}
     for name, heading in report.columns.items():
         cells = [report.cell(name, row) for row in found.rows]
-        # A column without any value is left out, such as that of another form of the report.
+        # Columns without any value are omitted, such as those of `--history`.
         if heading and any(cells):
             headings[name], shown[name] = heading, cells
     if found.rows:

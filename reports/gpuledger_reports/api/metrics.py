@@ -89,7 +89,7 @@ CAPACITY_UNMET_GPUS: Final = Gauge(
 )
 CAPACITY_EXPECTED_GPUS: Final = Gauge(
     "gpuledger_capacity_expected_gpus",
-    "Expected demand in GPUs: the mean of the last seven of the next 28 days.",
+    "Mean expected demand in GPUs over the last seven of the next 28 days.",
     _GROUP,
 )
 CAPACITY_FULL_DAYS: Final = Gauge(

@@ -1,11 +1,11 @@
 """Allocations of GPUs in the views of usage: the holder, its workload and team, and the price.
 
 A holder is a pod, or a job of a scheduler, to which devices are allocated. Rows of the category
-`idle` have the allocated time of a device by holder; the other rows have the use of the device. A
+`idle` contain the allocated time of a device by holder; rows of other categories contain its use. A
 row of use belongs to a holder only if it is certain which pod or job used the device.
 
-Reports sum up rows without descriptions, because a join of each row with the pods' history would
-take most of the time. `named_sql` adds the descriptions to the sums.
+Reports first sum up rows without descriptions, because joining each row with the pods' history
+would take most of the time. `named_sql` then adds the descriptions to the sums.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ IDENTITY: Final = (
     *("memory_slices", "gpu_memory_slices", "allocated_pod_state", "allocated_pod_uid"),
     *("allocated_namespace", "allocated_pod", "allocated_job_id"),
 )
-"""The columns of a row of allocated time from which its descriptions are found."""
+"""The columns of a row of allocated time that determine its descriptions."""
 _DESCRIBED: Final = (
     *IDENTITY,
     *("node_pool", "instance_type", "zone", "region", "capacity_type"),
@@ -90,7 +90,7 @@ _TEAM: Final = """to_json({'cluster': cluster, 'namespace': allocated_namespace,
     'pod': allocated_pod, 'owner_kind': allocated_owner_kind, 'owner_name': allocated_owner_name,
     'job': allocated_job_id, 'labels': allocated_labels,
     'of_namespace': [namespace_labels, namespace_annotations]})"""
-"""SQL of the facts from which `Terms` finds the team."""
+"""SQL of the JSON object from which `Terms.named` derives the team."""
 DIMENSIONS: Final[Mapping[str, str]] = {
     **GPU_DIMENSIONS,
     "namespace": "allocated_namespace",
@@ -101,11 +101,11 @@ PRICED: Final = (
     *("cluster", "model", "mig_profile", "compute_slices", "gpu_compute_slices"),
     *("node_pool", "instance_type", "zone", "region", "capacity_type"),
 )
-"""The columns of a device from which its price is found."""
+"""The columns of a device that determine its price."""
 
 
 def identities_sql(usage: str, period: str) -> str:
-    """Return the SQL that makes `identities`: the columns of each identity in a window."""
+    """Return the SQL that creates `identities`: the columns `IDENTITY` of each hash in a window."""
     columns = ", ".join(f"any_value({name}) AS {name}" for name in IDENTITY)
     return f"""
 CREATE OR REPLACE TEMP TABLE identities AS
@@ -164,7 +164,7 @@ class Terms:
         return self._policy.currency
 
     def since_sql(self, time: str) -> str:
-        """Return the SQL of the day since which prices and teams have been the same at a time."""
+        """Return the SQL of the day of the last change of prices or teams before `time`."""
         cases = [f"WHEN {time} >= TIMESTAMPTZ '{day} 00:00:00Z' THEN DATE '{day}'"
                  for day in self._days[:0:-1]]  # fmt: skip
         return f"CASE {' '.join((*cases, ''))}WHEN true THEN DATE '{self._days[0]}' END"
@@ -172,7 +172,7 @@ class Terms:
     def price(self, row: Mapping[str, Any], hours: float = 0.0) -> Fraction | None:
         """Return the price of a GPU-hour, or `None`; `row` has `since` and the columns `PRICED`.
 
-        `hours` are counted for the note on GPUs without a price.
+        If there is no price, `hours` are added to the GPU-hours in the note on missing prices.
         """
         rate = self._book.rate_of(_traits(row), row["since"])
         if rate.price is None:
@@ -182,14 +182,14 @@ class Terms:
         return rate.per_gpu_hour
 
     def notes(self) -> Iterator[str]:
-        """Yield a sentence on the currency, and one on the GPUs without a price."""
+        """Yield a note on the currency, and one on GPUs without a price."""
         yield f"Costs are in {self.currency}."
         if hours := sum(self._unpriced.values()):
             models = ", ".join(sorted(self._unpriced))
             yield f"{hours:,.1f} GPU-hours have no cost, because no price matches: {models}."
 
     def named(self, name: str, value: str | None, row: Mapping[str, Any]) -> str | None:
-        """Return the value of a dimension as it is shown, from its value in SQL."""
+        """Convert a dimension's value in SQL to the value that the report shows."""
         if name != "team" or value is None:
             return value
         facts = msgspec.json.decode(value, type=dict[str, Any])

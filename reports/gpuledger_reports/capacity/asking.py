@@ -1,6 +1,6 @@
-"""Asks a capacity report: parses the texts that a user gives, and answers from a store.
+"""Runs a capacity report: parses the options of the command or request, and reads the store.
 
-Errors are `ArgumentError`, which name the option or parameter.
+Invalid options raise `ArgumentError`, which names the option or parameter.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ NO_HOURS: Final = (
 
 
 def options_of(report: Report) -> dict[str, Option]:
-    """Return the options of a report, of the command and of a request; `ask` takes their texts."""
+    """Return a report's options by name, for the command and for HTTP requests."""
     default = report.default_window
     default = f"the last {default} of complete usage" if default else "all complete usage"
     window = f"Time range, by default {default}. Range (UTC): {WINDOW_FORMS}."
@@ -52,7 +52,7 @@ def options_of(report: Report) -> dict[str, Option]:
 def open_store(
     connection: duckdb.DuckDBPyConnection, store: str, options: Mapping[str, str] | None = None
 ) -> Window | None:
-    """Create the store's views; return the time of complete hourly usage, `None` without any.
+    """Create the store's views; return the window of complete hourly usage, if any.
 
     Raises `UserError` if there is no store, and `StoreReadError` if it cannot be read.
     """
@@ -66,7 +66,7 @@ def open_store(
         limits = f"SELECT epoch_us(min(hour)), epoch_us(max(hour)) FROM {relation(files)}"  # noqa: S608  # quoted files
         ((begin_us, newest_us),) = connection.sql(limits).fetchall()
     complete = valid_through(store, USAGE_HOURLY.name, options)
-    # Usage may cover only a part of the first hour and, without a mark, of the newest one.
+    # The first hour may be incomplete, and so may the newest one, unless a mark includes it.
     begin_us, end_us = begin_us + HOUR_US, newest_us
     if complete is not None:
         end_us = min(newest_us + HOUR_US, round(complete.timestamp()) * 10**6 // HOUR_US * HOUR_US)
@@ -82,9 +82,9 @@ def ask(
     now_us: int,
     advance: Callable[[int], None],
 ) -> Question:
-    """Return the question of the given texts of options.
+    """Parse the options of a report; `given` has their texts by name.
 
-    `complete` is the time of complete usage.
+    `complete` is the window of complete usage, as returned by `open_store`.
     """
     return Question(
         window=_window(report, given, complete=complete, now_us=now_us),

@@ -1,8 +1,8 @@
-"""Reads the hourly demand for GPUs, and the GPUs that there were, from the store's hourly sums.
+"""Reads the hourly demand for GPUs, and the number of GPUs, from the store's hourly sums.
 
-Demand is allocated time of GPUs by pods and jobs: GPU-hours in an hour, so 1 is a whole GPU. A MIG
-instance counts as its part of the GPU. GPUs are counted by the time that samples cover. The GPUs
-for which pods wait are demand, too; each pod counts to the group of its node.
+Demand is the time of GPUs that is allocated to pods and jobs, in GPU-hours per hour: 1 is a whole
+GPU. A MIG instance counts as its fraction of the GPU. GPUs are counted by the time that samples
+cover. GPUs for which pods wait are demand, too; each pod counts toward the group of its node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,11 +33,12 @@ _SQL: Final = """
     FROM {sums} GROUP BY ALL ORDER BY hour_number
 """
 _OF_DEVICES: Final = ("cluster", "model")
-"""The columns that need no description of the node."""
+"""The columns that are available without a join with `nodes`."""
 Key = tuple[str | None, ...]
 Waiting = Mapping[Key, Mapping[int, float]]
 """GPUs for which pods of a group wait, by hour."""
 Hour = tuple[int, Key, float, float, float]
+"""Hour since the epoch, group, and its allocated, unknown and present GPUs."""
 _DAY: Final = 24
 
 
@@ -56,9 +57,9 @@ class Demand:
     gpus: float
     """The mean number of GPUs in the last day."""
     filled_hours: int
-    """Hours without samples, which have the demand of the hour before."""
+    """Hours without samples, filled with the demand of the previous hour."""
     unknown_hours: float
-    """GPU-hours whose allocation is unknown, and which do not count as demand."""
+    """GPU-hours whose allocation is unknown. They do not count as demand."""
 
 
 def read_demand(
@@ -68,7 +69,7 @@ def read_demand(
     window: Window,
     waiting: Waiting,
 ) -> list[Demand]:
-    """Return the demand of each group of GPUs, the largest first.
+    """Return the demand of each group, the group with the most GPUs first.
 
     `connection` has the store's views; `by` are names in `GPU_DIMENSIONS`.
     """
@@ -95,14 +96,12 @@ def read_waiting(
 
 
 def find_demand(hours: Iterable[Hour], waiting: Waiting) -> list[Demand]:
-    """Return the demand of each group, the largest first, from its hours in order.
+    """Return the demand of each group, the group with the most GPUs first.
 
-    An hour has its number since the epoch, the group, and its allocated, unknown and present GPUs.
-    A group whose hours end before the newest hour has no GPUs left, and no demand.
+    If the hours of a group end before the newest hour of all groups, it has no demand after them.
     """
     groups: dict[Key, dict[int, tuple[float, float, float]]] = {}
-    for at, key, *amounts in hours:
-        allocated, unknown, present = amounts
+    for at, key, allocated, unknown, present in hours:
         groups.setdefault(key, {})[at] = (allocated, unknown, present)
     if not groups:
         return []
@@ -121,7 +120,7 @@ def _demand(
     allocated: list[float] = []
     for at in range(first, end):
         known = hours.get(at)
-        # A group that has disappeared is not filled up.
+        # Hours after the last sample of a group are not filled: its GPUs are gone.
         gone = known is None and at > max(hours)
         allocated.append(known[0] if known else 0.0 if gone else allocated[-1])
     last_day = [hours[at][2] for at in range(end - _DAY, end) if at in hours]

@@ -1,8 +1,8 @@
-"""Failures of GPUs, made from incidents, and the minutes that a GPU is idle after one. Pure.
+"""Failures of GPUs, derived from incidents, and the minutes that a GPU is idle after one. Pure.
 
-One failure causes several incidents: an XID 79 and a lost GPU, or an XID 48, a 95 and a 154. So
-incidents of one GPU are one failure as long as no hour passes between two of them. Incidents that
-existed when the agent started do not count, because they repeat with each start.
+One failure can cause several incidents, such as XID 79 and a lost GPU, or XIDs 48, 95 and 154.
+Incidents of one GPU are therefore one failure until an hour passes without another incident.
+Incidents that existed when the agent started do not count, because they repeat at each start.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,8 @@ _PAUSE_US: Final = 3_600_000_000
 _MINUTE_US: Final = 60_000_000
 _MINUTES: Final = 60
 CONTAINED_ECC: Final = 94
-"""The XID of a memory error that ends only its program; it is not critical, but a failure."""
+"""The XID of a memory error that ends only one program. Its severity is not critical, but it counts
+as a failure."""
 _ECC_XIDS: Final = frozenset({48, 64, CONTAINED_ECC, 95, 140, 156, 171, 172})
 _ECC_KINDS: Final = frozenset(
     {
@@ -28,7 +29,7 @@ LOST: Final = "lost"
 XID: Final = "xid"
 OTHER: Final = "other"
 CAUSES: Final = (ECC, LOST, XID, OTHER)
-"""The causes of failures. If incidents of a failure have several, the first of these counts."""
+"""The causes of failures. If incidents of a failure have several causes, the first one counts."""
 
 Gpu = tuple[str, str, str]
 """Cluster, node and UUID."""
@@ -60,7 +61,7 @@ class Failure:
 
 
 def find_failures(incidents: Iterable[SeenIncident]) -> list[Failure]:
-    """Return the failures of incidents, both in order of time."""
+    """Group incidents into failures. `incidents` and the result are in order of time."""
     failures: list[Failure] = []
     latest: dict[Gpu, Failure] = {}
     for each in incidents:
@@ -94,8 +95,8 @@ class DeviceHour(NamedTuple):
 def stalled_minutes(begin_us: int, end_us: int, hours: Mapping[int, DeviceHour]) -> int:
     """Return how long a device stayed allocated and unused after a failure, in minutes.
 
-    It begins with the minute after the failure, and ends when the device is used or no longer
-    allocated, or at `end_us`. `hours` are numbered from 1970.
+    Counting begins with the minute after the failure, and ends when the device is used or released,
+    or at `end_us`. The keys of `hours` are hours since 1970.
     """
     first, end = begin_us // _MINUTE_US + 1, end_us // _MINUTE_US
     for at in range(first, end):

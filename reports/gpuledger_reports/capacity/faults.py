@@ -1,6 +1,6 @@
-"""The report `faults`: how often GPUs fail, and the GPU-hours that this costs.
+"""The report `faults`: how often GPUs fail, and how many GPU-hours failures cost.
 
-`failures` makes failures from incidents, and `failure_rates` has the statistics.
+`failures` groups incidents into failures, and `failure_rates` has the statistics.
 """
 
 from collections import Counter, defaultdict
@@ -43,7 +43,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "note": "Note",
 }
 _CAUSE: Final = "cause"
-_BOARD: Final = "coalesce(parent_uuid, gpu_uuid)"
+_PHYSICAL_GPU: Final = "coalesce(parent_uuid, gpu_uuid)"
 _DIMENSIONS: Final[Mapping[str, str]] = {
     **GPU_DIMENSIONS,
     "node": "node",
@@ -68,7 +68,7 @@ _GPUS: Final = f"""(
             AND date_trunc('day', hour) < until
             AND date_trunc('day', hour) + INTERVAL 1 day <= make_timestamptz($end_us))
     )
-    SELECT cluster, node, {_BOARD} AS gpu, model, max(time) AS time,
+    SELECT cluster, node, {_PHYSICAL_GPU} AS gpu, model, max(time) AS time,
         sum(allocated_gpu_hours) AS gpu_hours,
         sum(unresponsive_ns * device_fraction) / 3.6e12 AS unresponsive_hours
     FROM used WHERE category = 'idle' GROUP BY ALL
@@ -84,7 +84,7 @@ WHERE time >= make_timestamptz($begin_us) AND time < make_timestamptz($end_us)
     AND present_at_start IS NOT true AND (severity = 'critical' OR xid = {CONTAINED_ECC})
 ORDER BY time_us
 """  # noqa: S608  # no user's text
-# For each device, because instances of a GPU may be used again at different times.
+# By device, because instances of a GPU may be used again at different times.
 _STALLED: Final = f"""
 WITH failed AS (
     SELECT number, gpu, date_trunc('hour', make_timestamptz(begin_us)) AS since,
@@ -96,7 +96,7 @@ SELECT number, gpu_uuid, max(device_fraction), epoch_us(hour) // {HOUR_US},
     coalesce(bit_or(allocated_minutes) FILTER (allocated_job_id IS NOT NULL
         OR allocated_pod_state <> 'unknown'), 0),
     coalesce(bit_or(used_minutes), 0), bool_or(category = 'idle' AND allocated_minutes IS NULL)
-FROM usage_hourly_unnamed JOIN failed ON {_BOARD} = gpu AND hour >= since AND hour < until
+FROM usage_hourly_unnamed JOIN failed ON {_PHYSICAL_GPU} = gpu AND hour >= since AND hour < until
 WHERE device_fraction IS NOT NULL GROUP BY ALL
 """  # noqa: S608  # no user's text
 _RUNS: Final = """
@@ -108,15 +108,16 @@ FROM pods WHERE pod_uid IN (SELECT unnest(from_json($pods, '["VARCHAR"]')))
 GROUP BY ALL
 """
 _END_US: Final = (-60_000_000, 600_000_000)
-"""When a run ends that a failure interrupts, from the failure on. Clocks may differ."""
+"""If a run ends within this time after a failure, the failure interrupted it. The range begins
+before the failure, because clocks may differ."""
 _STALLED_US: Final = 24 * HOUR_US
-"""How long after a failure unused time counts as its result."""
+"""Time after a failure in which allocated but unused time counts as lost to it."""
 _Key = tuple[str | None, ...]
 
 
 @dataclass(kw_only=True)
 class _Losses:
-    """The failures of the GPUs of a row, and the GPU-hours that they cost."""
+    """The failures of a row's GPUs, and the GPU-hours that they cost."""
 
     causes: Counter[str] = field(default_factory=Counter)
     """Failures by cause."""
@@ -126,7 +127,7 @@ class _Losses:
 
 
 class _Table:
-    """The rows while they are made, for these dimensions."""
+    """Collects the hours and failures of each row, by the dimensions."""
 
     def __init__(self, by: Sequence[str]) -> None:
         self._by = by
@@ -134,7 +135,7 @@ class _Table:
         """GPU-hours by model, for each key without its cause."""
         self.losses: dict[_Key, _Losses] = defaultdict(_Losses)
         self.failures: Counter[tuple[str | None, str | None]] = Counter()
-        """Failures by model and, if the rows differ by cause, by cause."""
+        """Failures by model and, if `cause` is a dimension, by cause."""
 
     def with_cause(self, key: _Key, cause: str | None) -> _Key:
         """Return the key of the row for a cause, or without one."""
@@ -171,7 +172,7 @@ class _Table:
                 known[model] * count / of_models[model] for model, count in hours.items() if count
             )
             row = _row(losses, sum(hours.values()), window_hours, expected, sum(known.values()))
-            # A true hypothesis is rejected in 5 % of reports, however many rows were tested.
+            # Bonferroni correction: at most 5 % of reports have a note by chance.
             is_worse = row["p_value"] * len(self.hours) < _SIGNIFICANT
             if is_worse:
                 row["note"] = (
@@ -235,11 +236,11 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         table.add(*gpus[failure.gpu], failure.cause, stalled=unused, interrupted=ended)
     notes = []
     if left_out := len(failures) - len(known):
-        notes.append(f"Failures of GPUs without usage are left out: {left_out}.")
+        notes.append(f"Failures of GPUs without usage are not included: {left_out}.")
     if not is_complete:
         notes.append(
-            "For some hours it is unknown whether a failed GPU was used again, because an earlier"
-            " version of gpuledger summed them up; the lost GPU-hours may be higher."
+            "For some hours, it is unknown whether a failed GPU was used again, because an earlier"
+            " version of gpuledger summed them up. The lost GPU-hours may be higher."
         )
     return Answer(rows=table.rows((end_us - begin_us) / HOUR_US), notes=notes)
 
@@ -251,9 +252,9 @@ def _uids(pods: str | None) -> tuple[str, ...]:
 def _stalled(
     connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure], times: Mapping[str, int]
 ) -> tuple[list[float], bool]:
-    """Return how long each failed GPU stayed allocated and unused, in GPU-hours.
+    """Return the GPU-hours for which each failed GPU stayed allocated and unused.
 
-    Also returns whether this is known for all hours.
+    The second value is whether this is known for all hours.
     """
     ends, next_us = [], dict[Gpu, int]()
     for failure in reversed(failures):
@@ -282,7 +283,7 @@ def _stalled(
 
 
 def _interrupted(connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure]) -> list[float]:
-    """Return the GPU-hours of the runs that each failure ended; a run counts once."""
+    """Return the GPU-hours of the runs that each failure ended. Each run counts once."""
     uids = list({uid for failure in failures for uid in failure.pods})
     runs = {
         (cluster, uid): (begin_us, end_us, [each["requested"] for each in containers or []])
@@ -306,23 +307,22 @@ def _interrupted(connection: duckdb.DuckDBPyConnection, failures: Sequence[Failu
 
 REPORT: Final = Report(
     name="faults",
-    summary="Show how often GPUs fail, and the GPU-hours that this costs.",
+    summary="Show how often GPUs fail, and how many GPU-hours failures cost.",
     about=(
-        "A failure is a critical incident, or an XID 94, of a GPU in use or not; incidents of one"
-        " GPU belong to one failure until an hour passes without one. `Per GPU-year` has an exact"
-        " Poisson interval of 95 %. `Expected` is the number of failures at the rate of all GPUs of"
-        " the model. Rows that fail more often are first, with a note; the test allows for the"
-        " number of rows. `Lost GPU-hours` are time in which a GPU did not respond, and time after"
-        " a failure, at most a day, in which it was allocated and not yet used again."
-        " `Interrupted` are GPU-hours of runs that ended within ten minutes after a failure: what"
-        " they had computed since their last checkpoint is lost, too. Pods of services are not"
-        " included. Nodes that are drained, and hours without samples, are unknown to the report."
-        " Power headroom is left out, because the store has no power limits."
+        "A failure is a critical incident, or an XID 94, whether the GPU is in use or not."
+        " Incidents of one GPU belong to one failure until an hour passes without another."
+        " `Per GPU-year` has an exact 95 % Poisson confidence interval. `Expected` is the number of"
+        " failures at the mean rate of the model. Rows that fail significantly more often come"
+        " first, with a note; the test corrects for the number of rows. `Lost GPU-hours` are time"
+        " in which a GPU did not respond, and up to a day after a failure in which it was allocated"
+        " but not used again. `Interrupted` are GPU-hours of runs that ended within ten minutes"
+        " after a failure; the work since their last checkpoint is lost. Pods of services are not"
+        " included. The report does not detect drained nodes, or failures in hours without samples."
     ),
     examples={
-        "The last 30 days by model and node": "",
+        "The last 30 days, by model and node": "",
         "GPU-hours by cause": "--by cause",
-        "Rates of models in a quarter": "--by model --window 90d",
+        "Failure rates of models in a quarter": "--by model --window 90d",
     },
     columns=_COLUMNS,
     texts=frozenset({"causes", "note"}),

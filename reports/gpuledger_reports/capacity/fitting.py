@@ -1,8 +1,8 @@
 """Whether a workload fits a smaller device, and the risk of moving it there. Pure.
 
-The load is known by minutes. Busy time grows as much as the new device is slower: by the ratio of
-compute or of memory bandwidth, whichever is greater. If the chip's counters show the load of the
-memory interface, busy time grows only with compute, and the interface is checked separately.
+The load is known by minute. On a slower device, busy time grows by the ratio of compute or of
+memory bandwidth, whichever is greater. If the chip's counters show the load of the memory
+interface, busy time grows only by the ratio of compute, and the interface is checked separately.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ SPEEDS: Final[Mapping[str, Speed]] = {
     "T4": Speed(65, 320),
     "V100": Speed(125, 900),
 }
-"""By the words of a product; the first product that a model has applies."""
+"""By product name. The first product whose words are in the model's name applies."""
 
 
 def speed_of(model: str | None) -> Speed | None:
@@ -73,7 +73,7 @@ class Device:
 
 
 class Percentiles(NamedTuple):
-    """Percentiles of the minutes of a workload on a device, rounded up to a bucket's bound."""
+    """Percentiles of a workload's minutes on a device, rounded up to a bucket's bound."""
 
     p50: float
     p95: float
@@ -114,12 +114,12 @@ def slowdown(load: Load, now: Device, then: Device) -> Slowdown | None:
 
 
 def misfit(load: Load, now: Device, then: Device) -> str | None:
-    """Return why a load does not fit a device, or `None` if it fits."""
+    """Return the reason why a load does not fit a device; `None` if it fits."""
     if then == now:
         return None
     slower = slowdown(load, now, then)
     if slower is None:
-        return "the speed of a model is not known"
+        return "the speed of a model is unknown"
     room = MEMORY_ROOM * then.memory_gib
     if load.memory_gib.p99 > room:
         return f"memory p99 of {load.memory_gib.p99:.4g} GiB is more than {room:.3g} GiB"
@@ -132,7 +132,7 @@ def misfit(load: Load, now: Device, then: Device) -> str | None:
     return None
 
 
-def counter_evidence(load: Load, now: Device, then: Device) -> Iterator[tuple[str, str]]:
+def move_risks(load: Load, now: Device, then: Device) -> Iterator[tuple[str, str]]:
     """Yield each risk of moving a load to a device that it fits, with its reason."""
     slower = slowdown(load, now, then)
     maximum = load.memory_gib.max
@@ -142,8 +142,8 @@ def counter_evidence(load: Load, now: Device, then: Device) -> Iterator[tuple[st
         yield "medium", f"memory max of {maximum:.4g} GiB leaves less than 10 % free"
     if slower and (busy := load.busy.max * slower.busy) > 100:  # noqa: PLR2004  # percent
         level = "high" if load.busy.p99 * slower.busy > 100 else "medium"  # noqa: PLR2004
-        yield level, f"its busiest minutes would take {busy / 100:.1f} times as long"
+        yield level, f"the busiest minutes would take {busy / 100:.1f} times as long"
     if load.bandwidth is None and then != now:
-        yield "medium", "the bandwidth that it needs is not measured"
+        yield "medium", "memory bandwidth is not measured"
     if then.model != now.model:
-        yield "medium", "the speed of another model is taken from data sheets"
+        yield "medium", "the speeds of the models are from data sheets"

@@ -1,7 +1,7 @@
-"""The report `fleet`: the GPUs that there are, how many of them are in use, and what would fit now.
+"""The report `fleet`: the number of GPUs, how many are in use, and which pods would fit now.
 
-GPUs are counted by time: a GPU that was allocated for half an hour is half a GPU of that hour. A
-GPU belongs to the fleet while the inventory of its node lists it, as in bills.
+GPUs are counted by time: a GPU that was allocated for half an hour counts as half a GPU in that
+hour. A GPU belongs to the fleet while the inventory of its node lists it, as in bills.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ from gpuledger_reports.reading.versions import NodeVersion, effective_versions, 
 
 Key = tuple[str | None, ...]
 SHAPES: Final = (1, 2, 4, 8)
-"""Whole GPUs of one node that a pod may request."""
+"""Numbers of whole GPUs, on one node, for which the report counts the pods that fit."""
 _DIMENSIONS: Final = {
     **GPU_DIMENSIONS,
     "node": "node",
@@ -37,7 +37,7 @@ _DIMENSIONS: Final = {
 _AMOUNTS: Final = ("total", "healthy", "allocatable", "allocated", "used", "free")
 _OF_GPUS: Final = ("healthy", "allocatable", "free")
 _OF_HOLDERS: Final = ("allocated", "used")
-"""The amounts that belong to a namespace; the others belong to no namespace."""
+"""The amounts that are counted by namespace; the others are in the row without a namespace."""
 COLUMNS: Final[Mapping[str, str]] = {
     "day": "Day",
     "total": "GPUs",
@@ -60,15 +60,15 @@ COLUMNS: Final[Mapping[str, str]] = {
     "fits_shares": "Shares",
 }
 _WHOLE: Final = 0.999
-"""The least share of an hour that counts as the whole hour."""
+"""The minimum share of an hour that counts as the whole hour."""
 _NOT_SHARED: Final = 0.75
-"""The least share of a container that holds a whole GPU, but not for a whole hour."""
+"""The minimum share of a container that counts as a whole GPU. Runs may begin during a minute."""
 _SHOWN: Final = 0.05
-"""The least number of GPUs that is worth a note."""
+"""The minimum number of GPUs for a note."""
 _SHARES_FROM_US: Final = DAY_US
-"""How far back the size of a GPU's shares is looked for."""
-# A row of the category `idle` is the part of a device that one pod or job holds, or that is free.
-# The other rows are use, and have no `allocated_ns`.
+"""Time before the end of the window from which the size of a GPU's shares is derived."""
+# A row of the category `idle` is the part of a device that is allocated to one pod or job, or free.
+# Rows of other categories contain use, and have no `allocated_ns`.
 _PARTS: Final = """
     SELECT *,
         CASE WHEN category <> 'idle' THEN NULL
@@ -78,7 +78,7 @@ _PARTS: Final = """
         (allocated_ns - coalesce(unresponsive_ns, 0)) / 3.6e12 AS healthy_hours
     FROM {rows}
 """
-# Whole days are read from the daily sums, because they are a 24th of the hourly ones.
+# Whole days are read from the daily sums, which have a 24th of the rows.
 _ROWS: Final = """(
     SELECT day AS time, * EXCLUDE (day) FROM usage_daily_unnamed
     WHERE day >= make_timestamptz($first_us) AND day < make_timestamptz($last_us)
@@ -141,7 +141,7 @@ class Device(NamedTuple):
 
 
 class Fits(NamedTuple):
-    """How many pods of each shape fit into a group, if there are no others."""
+    """How many pods of a shape fit into a group, if all new pods have that shape."""
 
     whole: Mapping[int, int]
     """By the number of whole GPUs."""
@@ -154,8 +154,8 @@ class Fits(NamedTuple):
 def find_fits(devices: Collection[Device]) -> dict[Key, Fits]:
     """Return what fits into each group. A device is free if it was free for the whole hour.
 
-    The GPUs of a node are shared if no container held more than a part of any of them. The largest
-    part is then their share.
+    The GPUs of a node are shared if every container had only a part of a GPU. The size of a share
+    is then the largest of these parts.
     """
     share_of: dict[Node, float] = {}
     for device in devices:
@@ -219,7 +219,7 @@ Hours = dict[str, float]
 
 
 class _Fleet:
-    """The fleet in the views of a connection, by some dimensions."""
+    """Reads the fleet from the views of a connection, by the report's dimensions."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, by: Sequence[str]) -> None:
         self._connection, self._by = connection, by
@@ -227,7 +227,7 @@ class _Fleet:
         for cluster, node, *version in connection.execute(_NODES).fetchall():
             versions[cluster, node].append(NodeVersion(*version))
         inventory = (InventoryRow(*row) for row in connection.execute(_INVENTORY).fetchall())
-        # Stays of one node are mostly alike.
+        # GPUs of one node mostly have equal stays, which are counted instead of listed.
         self._stays = Counter(
             stay._replace(physical_gpu="") for stay in stays_of(inventory, versions)
         )
@@ -336,8 +336,8 @@ def _notes(rows: Iterable[Row]) -> Iterator[str]:
         yield f"GPUs that do not respond or have no samples: {total - healthy:.3g}."
     if healthy - allocatable >= _SHOWN:
         yield (
-            f"GPUs of which it is unknown whether they are allocated: {healthy - allocatable:.3g};"
-            " see the agents' check `kubelet`."
+            f"GPUs with unknown allocation: {healthy - allocatable:.3g}; see the check `kubelet` of"
+            " the agents."
         )
 
 
@@ -349,15 +349,15 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
 
 REPORT: Final = Report(
     name="fleet",
-    summary="Show how many GPUs there are, are healthy, allocated and used, and what fits now.",
+    summary="Show how many GPUs exist, are healthy, allocated and used, and which pods fit now.",
     about=(
         "Now is the last hour of the time range. A GPU is healthy while it responds, and"
-        " allocatable if it is also known whether it is allocated. Allocated is what pods and jobs"
-        " hold, used the time in which their kernels run. Columns after `Mean` are means of the"
-        " time range. `Fit` and the columns after it count the pods that would fit now if all of"
-        " them had the same shape. Shapes are 1, 2, 4 or 8 whole GPUs of one node, MIG profiles,"
-        " and shares of shared GPUs. A GPU is free if it was free for the whole hour. Cordons,"
-        " taints, CPU and memory of nodes are not considered."
+        " allocatable if its allocation is also known. `Allocated` counts GPUs that are allocated"
+        " to pods and jobs, `Used` the time in which their kernels run. Columns from `Mean:"
+        " allocated` on are means over the time range. `Fit` and the columns after it count the"
+        " pods that would fit now if all of them had the same shape. Shapes are 1, 2, 4 or 8 whole"
+        " GPUs of one node, MIG profiles, and shares of shared GPUs. A GPU is free if it was free"
+        " for the whole hour. The report ignores cordons, taints, CPU and memory of nodes."
     ),
     examples={
         "By model": "",

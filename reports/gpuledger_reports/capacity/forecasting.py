@@ -7,12 +7,12 @@ Two methods compete for each series:
   day's mean difference from it, which fades out with a time constant of two weeks.
 
 A rolling backtest forecasts from every day of the past, with only the data before it. The method
-with the smaller mean absolute error wins.
+with the smaller mean absolute error is chosen.
 
 The bands come from the errors of the backtest by adaptive conformal inference (Gibbs and Candès,
-2021). The band of the n-th day ahead lies between two quantiles of the errors n days ahead. The
-share of errors outside these quantiles is the nominal one at first; it shrinks after each day that
-missed more, and grows after each day that missed less.
+2021). The band of the n-th day ahead lies between two quantiles of the errors n days ahead. At
+first, the share of errors outside these quantiles is the nominal one. If more errors of a day are
+outside, the share shrinks, so the band widens; if fewer are outside, the share grows.
 
 The errors of one past forecast belong together: a demand that has grown stays higher for the rest
 of the horizon. The time until a capacity is exceeded is therefore found on whole paths: the
@@ -32,14 +32,14 @@ WEEK: Final = 7 * DAY
 _TRAINING: Final = 2 * WEEK
 """Hours before the first forecast of a backtest."""
 _ORIGINS: Final = 14
-"""The least number of past forecasts whose whole horizon is known."""
+"""The minimum number of past forecasts whose whole horizon is known."""
 _FADING: Final = 2 * WEEK
 _MEASURED_DAYS: Final = 56
 _STEP: Final = 0.01
 """How fast a band adapts to its misses; gamma in the literature.
 
-The value is the one of 0, 0.01, 0.02 and 0.05 whose bands held the nearest to 80 % on two traces
-(tests/data/traces)."""
+The candidates were 0, 0.01, 0.02 and 0.05. This value had the coverage nearest to 80 % on two
+traces (tests/data/traces)."""
 
 Method = Callable[[Sequence[float], int], list[float]]
 _Limits = tuple[float, float]
@@ -51,9 +51,9 @@ class Band:
     """Limits of a forecast, one pair per hour."""
 
     nominal: float
-    """Share of the hours that shall lie within the limits, such as 0.8."""
+    """Share of hours that should lie within the limits, such as 0.8."""
     measured: float
-    """Share of the hours that lay within their limits, of forecasts in the last eight weeks."""
+    """Share of hours that lay within the limits of past forecasts, in the last eight weeks."""
     low: tuple[float, ...]
     high: tuple[float, ...]
 
@@ -68,12 +68,12 @@ class Forecast:
     error: float
     """Mean absolute error of the backtest."""
     naive_error: float
-    """The same of `seasonal_naive`."""
+    """Mean absolute error of `seasonal_naive`."""
     paths: tuple[tuple[float, ...], ...]
     """The forecast with the errors of each past forecast: equally likely futures."""
 
     def hours_until_above(self, capacity: float, shares: Sequence[float]) -> list[int | None]:
-        """Return the hours after which the share of futures has exceeded the capacity.
+        """Return, for each share, the hours after which this share of futures exceeds the capacity.
 
         `None` means later than the horizon. Shares of 0.1, 0.5 and 0.9 give P10, P50 and P90.
         """
@@ -88,7 +88,7 @@ class Forecast:
 
 
 def hours_needed(horizon: int) -> int:
-    """Return the least length of a series for a forecast of `horizon` hours."""
+    """Return the minimum length of a series for a forecast of `horizon` hours."""
     return _TRAINING + (_ORIGINS - 1) * DAY + horizon
 
 
@@ -145,7 +145,7 @@ METHODS: Final[dict[str, Method]] = {
 
 
 def _backtest(series: Sequence[float], method: Method, horizon: int) -> list[list[float]]:
-    """Forecast from each day of the past; return the errors, fewer where the series ends."""
+    """Forecast from each day of the past; return the errors, fewer for the last forecasts."""
     first = _TRAINING + (len(series) - _TRAINING) % DAY
     return [
         [
@@ -166,22 +166,22 @@ def _band(tests: list[list[float]], expected: list[float], nominal: float) -> Ba
     """Return the band of the forecast, learned separately for each day of the horizon."""
     low: list[float] = []
     high: list[float] = []
-    kept: list[float] = []
+    covered: list[float] = []
     for begin in range(0, len(expected), DAY):
         days = [part for errors in tests if (part := errors[begin : begin + DAY])]
-        limits, kept_that_day = _walk(days, delay=begin // DAY + 1, nominal=nominal)
+        limits, covered_that_day = _walk(days, delay=begin // DAY + 1, nominal=nominal)
         part = expected[begin : begin + DAY]
         low += [max(0.0, value + limits[0]) for value in part]
         high += [value + limits[1] for value in part]
-        kept += kept_that_day[-_MEASURED_DAYS:]
-    return Band(nominal, fmean(kept), tuple(low), tuple(high))
+        covered += covered_that_day[-_MEASURED_DAYS:]
+    return Band(nominal, fmean(covered), tuple(low), tuple(high))
 
 
 def _walk(days: list[list[float]], *, delay: int, nominal: float) -> tuple[_Limits, list[float]]:
-    """Return the limits of the next errors, and the share of each day's errors within its limits.
+    """Return the limits of the next errors, and the coverage of each past day.
 
-    `days` has the errors of one forecast per day; they are known `delay` days later. The share is
-    left out for days whose limits could not be known.
+    `days` has the errors of one forecast per day, which are known `delay` days later. The coverage
+    of a day is the share of its errors within its limits; days without limits have none.
     """
     limits = _AdaptiveLimits(nominal)
     given: list[_Limits] = []
@@ -191,21 +191,21 @@ def _walk(days: list[list[float]], *, delay: int, nominal: float) -> tuple[_Limi
         given.append(limits.find())
     for number in range(max(0, len(days) - delay), len(days)):
         limits.learn(days[number], given[number])
-    return limits.find(), limits.kept
+    return limits.find(), limits.covered
 
 
 class _AdaptiveLimits:
-    """Quantiles of known errors, whose share outside follows the misses."""
+    """Quantiles of known errors. The share of errors outside adapts to the coverage."""
 
     def __init__(self, nominal: float) -> None:
         self._nominal = nominal
         self._outside = 1.0 - nominal
         self._known: list[float] = []
-        self.kept: list[float] = []
-        """Share of each day's errors within the limits that were given for it."""
+        self.covered: list[float] = []
+        """Share of each day's errors within the limits that `find` returned for that day."""
 
     def find(self) -> _Limits:
-        """Return the limits; infinite ones without known errors."""
+        """Return the limits, which are infinite until errors are known."""
         if not self._known:
             return _UNKNOWN
         count = len(self._known)
@@ -214,10 +214,10 @@ class _AdaptiveLimits:
         return self._known[below - 1], self._known[above - 1]
 
     def learn(self, errors: list[float], limits: _Limits) -> None:
-        """Add a day's errors, and adapt to how many lay outside the limits given for them."""
+        """Add a day's errors, and adapt the share outside to how many its limits covered."""
         if limits != _UNKNOWN:
-            kept = sum(limits[0] <= error <= limits[1] for error in errors) / len(errors)
-            self.kept.append(kept)
-            self._outside = min(1.0, max(0.0, self._outside + _STEP * (kept - self._nominal)))
+            covered = sum(limits[0] <= error <= limits[1] for error in errors) / len(errors)
+            self.covered.append(covered)
+            self._outside = min(1.0, max(0.0, self._outside + _STEP * (covered - self._nominal)))
         for error in errors:
             insort(self._known, error)

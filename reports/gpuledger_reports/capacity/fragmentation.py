@@ -1,6 +1,6 @@
-"""The report `fragmentation`: free GPUs that the usual pods cannot use, and could if packed.
+"""The report `fragmentation`: free GPUs that typical pods cannot use, but could after packing.
 
-`stranding` has the measure, `packing` the comparison, and `node_states` reads the store.
+`stranding` defines the measure, `packing` the comparison, and `node_states` reads the store.
 """
 
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, 
 from gpuledger_reports.capacity.stranding import CPU, MEMORY, WHOLE, Shape
 
 _ADVISED_GPUS: Final = 1
-"""Mean number of stranded GPUs from which packing is advised."""
+"""Minimum mean number of stranded GPUs for advice to pack."""
 COLUMNS: Final[Mapping[str, str]] = {
     "instants": "",
     "gpus": "GPUs",
@@ -77,7 +77,7 @@ class _Group:
 def _evidence(
     kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int]
 ) -> Iterator[tuple[float, str]]:
-    """Yield the gain of packing for each size of pods, and what they can use now and then."""
+    """Yield the gain of packing for each size of pod, with a sentence about this size."""
     sizes = Counter[Shape]()
     for shape, number in mix.items():
         sizes[Shape(shape.gpus, shape.share)] += number
@@ -118,32 +118,32 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
 def _notes(fleet: Fleet, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     hours = find_instants(question.window)
     sampled = {at for of_kind in fleet.nodes.values() for at in of_kind}
-    yield f"Means over {len(sampled)} instants of the window."
+    yield f"Means over {len(sampled)} instants of the time range."
     if missing := len(hours) - len(sampled):
         yield (
-            f"{missing} of {len(hours)} instants have no usage with minutes: nodes without"
-            " samples, or sums of an older version."
+            f"{missing} of {len(hours)} instants have no usage with minutes: nodes had no"
+            " samples, or an earlier version of gpuledger summed up the hour."
         )
     if fleet.unknown_gpus:
-        yield (f"{fleet.unknown_gpus:.3g} GPUs or instances with unknown allocation are left out.")
+        yield f"{fleet.unknown_gpus:.3g} GPUs or instances with unknown allocation are excluded."
     if any(row[name] is None for row in rows for name in ("by_cpu_gpus", "by_memory_gpus")):
         yield (
-            "CPU or memory of some pods or nodes is unknown; begin the window after podwatch and"
-            " the store sink were upgraded."
+            "CPU or memory of some pods or nodes is unknown; start the time range after the upgrade"
+            " of podwatch and the store sink."
         )
 
 
 REPORT: Final = Report(
     name="fragmentation",
-    summary="Show free GPUs that the usual pods cannot use, and could if pods were packed.",
+    summary="Show free GPUs that typical pods cannot use, but could if pods were packed.",
     about=(
         "`Unusable` is the free capacity that a pod cannot use, because its nodes lack GPUs, CPU or"
-        " memory for the pod. It is a mean over all pods of the window. `If packed` is the"
-        " same with each running pod on the fullest node on which it fits. Their difference is"
-        " `Stranded`: 0 if nothing can be improved. Pods of DaemonSets stay on their nodes. GPUs of"
-        " different pools, models and MIG profiles do not replace one another. A pod that has not"
-        " got a node counts where other pods of its namespace ran. `by CPU` and `by RAM` are empty"
-        " if podwatch has not published the requests of all pods."
+        " memory for the pod. It is a mean over all pods of the time range. `If packed` is the same"
+        " after moving each running pod to the fullest node on which it fits. Their difference is"
+        " `Stranded`: 0 if packing gains nothing. Pods of DaemonSets stay on their nodes. Pods stay"
+        " on GPUs of their pool, model and MIG profile. A pod without a node counts for the GPUs"
+        " that other pods of its namespace used. `by CPU` and `by RAM` are empty if podwatch has"
+        " not published the requests of all pods and the sizes of all nodes."
     ),
     examples={"By pool": "", "By cluster and model": "--by cluster,model"},
     columns=COLUMNS,

@@ -1,8 +1,8 @@
 """The load of workloads on their devices, from the buckets of `usage_daily`.
 
-The load is that of the devices that a pod used at least once; minutes without a row of use count as
-0 %. Devices that a pod never used are only counted, because they would hide the load of the others.
-A pod that used none of its devices has a load of 0 %.
+A load covers the devices that a pod used at least once; minutes without a row of use count as 0 %.
+Devices that a pod never used are only counted, because they would hide the load of the others. A
+pod that used none of its devices has a load of 0 %.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,9 +39,9 @@ QUANTITIES: Final = {"utilization": BUSY, "memory": MEMORY, "bandwidth": DRAM}
 """In the order of the fields of `Load`."""
 _PERCENTS: Final = (50, 95, 99, 100)
 _MIG_MEMORY: Final = 0.95
-"""The part of its slices' memory that a MIG instance can use; some profiles have a little more."""
+"""The part of its memory slices that a MIG instance can use; some profiles can use more."""
 _EXCLUSIVE: Final = 0.9
-"""The least part of a device that counts as the whole device."""
+"""The minimum part of a device that counts as the whole device."""
 _BUCKETS: Final = tuple(column for each in DISTRIBUTIONS for column in each.columns)
 _WINDOW: Final = "day >= make_timestamptz($begin_us) AND day < make_timestamptz($end_us)"
 _IS_KNOWN: Final = f"category = 'idle' AND {BUSY.columns[0]} IS NOT NULL"
@@ -172,7 +172,7 @@ class Workload:
 
     @property
     def needed_gpus(self) -> int | None:
-        """The number of devices that suffices, if each pod has more; otherwise `None`."""
+        """The number of devices that suffices for each pod, if each has more; otherwise `None`."""
         needed = max(1, self.used_gpus)
         return needed if all(part["gpus"] > needed for part in self.parts) else None
 
@@ -195,11 +195,11 @@ class Workload:
 
     @property
     def unknown_ratio(self) -> float:
-        """The part of the minutes with use by unknown processes."""
+        """The share of its minutes in which unknown processes used its devices."""
         return self._sum("unknown_minutes") / self.minutes if self.minutes else 0.0
 
     def load(self) -> Load | None:
-        """Return its load; `None` if its use or its memory is not known."""
+        """Return its load; `None` if its use or memory is unknown."""
         counts = {
             name: [int(self._sum(column)) for column in each.columns]
             for name, each in QUANTITIES.items()
@@ -240,7 +240,7 @@ class Fleet:
     """The bytes of a model's memory."""
 
     def device(self, row: Mapping[str, Any]) -> Device:
-        """Return the device of a row with the columns of a device and its slices."""
+        """Return the device that a row with models and slices describes."""
         memory_part = (row["memory_slices"] or 1) / (row["gpu_memory_slices"] or 1)
         return Device(
             model=row["model"],

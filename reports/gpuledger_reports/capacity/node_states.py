@@ -1,8 +1,7 @@
 """Reads the states of nodes at some instants, and the mix of the pods that use their GPUs.
 
-GPUs that can replace one another are of a kind: of a cluster's pool, a model and a MIG profile. The
-CPU and memory that a node has left are unknown if podwatch has not published them for the node and
-all its pods.
+Interchangeable GPUs form a kind: the same cluster, pool, model and MIG profile. The free CPU and
+memory of a node are unknown if podwatch has not published the sizes of the node and all its pods.
 """
 
 from collections import Counter, defaultdict
@@ -22,20 +21,20 @@ from gpuledger_reports.reading.times import HOUR_US, Window, time_text
 _MAX_INSTANTS: Final = 25
 _HOURS_A_WEEK: Final = 168
 _MINUTE: Final = 30
-"""The minute of an hour at which the state is taken: runs often begin at a whole hour."""
+"""The minute of the hour at which the state is read. Runs often begin on the hour."""
 _MAX_SHAPES: Final = 100
 """Maximum number of different shapes in a mix, the most frequent first."""
 _MINUTE_US: Final = 60_000_000
-_SUMMED_HOURS: Final = 48
-"""Pods of longer windows are read by day."""
+_MAX_HOURLY_WINDOW: Final = 48
+"""Hours of the longest window whose mix is read from hourly sums; longer windows use daily sums."""
 _HOLDER: Final = """coalesce(allocated_pod_uid, 'job ' || allocated_job_id,
     allocated_namespace || '/' || allocated_pod)"""
 _FRACTION: Final = f"({DERIVED_COLUMNS['device_fraction']})"
-# The rest of a partitioned GPU is not a device.
+# The unpartitioned rest of a GPU with MIG instances is not a device.
 _IS_DEVICE: Final = f"{_FRACTION} > 0 AND (mig_profile IS NOT NULL OR {_FRACTION} = 1)"
 _KIND: Final = """[{by}] AS key,
     [cluster, node_pool, model, mig_profile, fraction::VARCHAR] AS kind"""
-# The newest known pool of a node counts, because a deletion may lack it.
+# The newest known values of a node count, because the record of a deletion may lack them.
 _OF_NODE: Final = """
     CREATE OR REPLACE TEMP TABLE of_node AS
     SELECT cluster, node, arg_max(node_pool, in_force_from) AS node_pool,
@@ -59,7 +58,7 @@ _WAITING: Final = """
     WHERE valid_to IS NULL AND created_time < {end} AND coalesce(left_time, {end}) >= {begin}
         AND pod_uid NOT IN (SELECT pod_uid FROM pods_of_window)
 """
-# By name for rows that have only the kubelet's names.
+# By UID, and by name for rows of usage that have only the names from the kubelet.
 _NEEDS: Final = """
     CREATE OR REPLACE TEMP TABLE needs AS
     SELECT pod_uid AS holder, cpu, memory, is_fixed FROM pods_of_window
@@ -69,9 +68,9 @@ _NEEDS: Final = """
     UNION ALL
     SELECT pod_uid, requested_cpu_millicores, requested_memory_bytes, false FROM waiting_pods
 """
-# A share is the allocated time in the minutes in which there was an allocation: in whole percent,
-# rounded down, so that equal shares fill a GPU. The first and the last minute of a run may be
-# partial, so that a large share is a whole GPU.
+# A share is the allocated time, divided by the minutes with an allocation. It is rounded down to
+# whole percents, so that equal shares fill a GPU. Above 80 %, it is the whole GPU, because the
+# first and last minutes of a run may be partial.
 _DEVICES: Final = """
     CREATE OR REPLACE TEMP TABLE devices AS
     WITH found AS (
@@ -99,8 +98,8 @@ _STATES: Final = """
 """
 _UNKNOWN: Final = "SELECT count(DISTINCT (hour, gpu_uuid)) FROM devices WHERE is_unknown"
 _SUMMED: Final = "(SELECT coalesce(max(day) + INTERVAL 1 DAY, {begin}) FROM usage_daily_unnamed)"
-# Days that are not summed up yet are read by hour. A pod that has not got a node counts for each
-# kind of GPUs that other pods of its namespace had.
+# Each pod of the window and its GPUs, from daily sums, and from hourly sums for days that are not
+# summed up yet. A pod without a node counts for each kind of GPUs that its namespace used.
 _MIX: Final = """
     WITH usage AS (
         SELECT * FROM usage_daily_unnamed
@@ -132,8 +131,9 @@ _MIX: Final = """
     FROM of_kind LEFT JOIN needs USING (holder) LEFT JOIN shares USING (holder)
     WHERE is_fixed IS NOT TRUE GROUP BY ALL
 """
-# Pods without a GPU use CPU and memory, too. A sum with an unknown part is unknown.
-_LEFT: Final = """
+# The free CPU and memory of each node at each instant. Pods without a GPU use CPU and memory, too.
+# A sum with an unknown part is unknown; without pods on the node, it is 0.
+_FREE_RESOURCES: Final = """
     WITH instants AS (SELECT unnest([{instants}]) AS instant),
     used AS (
         SELECT instant, cluster, node,
@@ -154,7 +154,7 @@ _LEFT: Final = """
 
 
 class Kind(NamedTuple):
-    """The GPUs that can replace one another."""
+    """Interchangeable GPUs."""
 
     key: tuple[str | None, ...]
     """The values of the report's dimensions."""
@@ -167,7 +167,7 @@ class Kind(NamedTuple):
         return float(self.about[-1] or 1)
 
     def describe(self, shape: Shape) -> str:
-        """Return what a pod needs in words."""
+        """Describe a pod's GPUs, such as `2 GPUs` or `1g.10gb`."""
         profile, count = self.about[-2], shape.gpus
         if profile:
             return f"{count} x {profile}" if count > 1 else profile
@@ -177,9 +177,10 @@ class Kind(NamedTuple):
 
 
 def find_instants(window: Window) -> list[int]:
-    """Return the hours at which the state is taken, the newest first, in microseconds.
+    """Return the hours in which the state is read, in microseconds, the newest first.
 
-    If the window is longer than a week, they fall on all hours of the day and days of the week.
+    If the window is longer than a week, they are spread over all hours of the day and week: the
+    step has no common divisor with the hours of a week.
     """
     hours = range(window.begin_us // HOUR_US, window.end_us // HOUR_US)
     step = -(-len(hours) // _MAX_INSTANTS) or 1
@@ -190,7 +191,7 @@ def find_instants(window: Window) -> list[int]:
 
 @dataclass(kw_only=True)
 class Fleet:
-    """The contents of a store for a question."""
+    """The states of nodes and the mixes of pods in a window."""
 
     nodes: dict[Kind, dict[int, dict[str, Node]]]
     """The nodes of each kind at each instant, by node key."""
@@ -204,7 +205,7 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fle
     """Return the fleet of a question's window, with kinds by the question's dimensions."""
     window, hours = question.window, find_instants(question.window)
     begin, end = map(_sql_time, window)
-    is_short = window.end_us - window.begin_us <= _SUMMED_HOURS * HOUR_US
+    is_short = window.end_us - window.begin_us <= _MAX_HOURLY_WINDOW * HOUR_US
     names = {
         "kind": _KIND.format(by=", ".join(GPU_DIMENSIONS[name] for name in question.by)),
         "fraction": _FRACTION,
@@ -224,13 +225,15 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fle
 
     for table in _TABLES:
         connection.execute(table.format(**names))
-    left = {(at // HOUR_US * HOUR_US, node): amounts for at, node, *amounts in rows(_LEFT)}
+    free = {
+        (at // HOUR_US * HOUR_US, node): amounts for at, node, *amounts in rows(_FREE_RESOURCES)
+    }
     nodes: dict[Kind, dict[int, dict[str, Node]]] = defaultdict(lambda: defaultdict(dict))
     for at, node, key, about, is_free, gpus, shares, *needs in rows(_STATES):
         of_kind = nodes[Kind(tuple(key), tuple(about))][at]
         found = of_kind.get(node)
         if found is None:
-            found = of_kind[node] = Node(*left.get((at, node), (None, None)))
+            found = of_kind[node] = Node(*free.get((at, node), (None, None)))
         found.gpus.update(gpus)
         if not is_free:
             found.pods.append(Pod(dict(zip(gpus, shares, strict=True)), *needs))

@@ -1,4 +1,4 @@
-"""The report `forecast`: each group's forecast demand, compared with its GPUs."""
+"""The report `forecast`: the expected demand of each group, compared with its GPUs."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -23,7 +23,7 @@ from gpuledger_reports.capacity.report import (
 _SHARES: Final = (0.1, 0.5, 0.9)
 _INCLUDED: Final = "included"
 _ALL_BUT: Final = 0.01
-"""How many GPUs may be free if a group counts as full."""
+"""Number of free GPUs up to which a group still counts as full."""
 COLUMNS: Final[Mapping[str, str]] = {
     "history_days": "",
     "gpus": "GPUs",
@@ -41,7 +41,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "method": "Method",
     "error": "Error",
     "naive_error": "",
-    "coverage_80": "80 % held",
+    "coverage_80": "Coverage",
     "coverage_95": "",
     "filled_hours": "",
     "unknown_gpu_hours": "",
@@ -53,7 +53,7 @@ COLUMNS: Final[Mapping[str, str]] = {
 def find_outlook(
     demand: Demand, dimensions: Sequence[str], *, days: int, added_gpus: float = 0.0
 ) -> dict[str, Any]:
-    """Return the values of the dimensions and of `COLUMNS`; `None` where nothing is known.
+    """Return a row with the dimensions and `COLUMNS`; unknown values are `None`.
 
     `added_gpus` changes the number of GPUs with which the demand is compared.
     """
@@ -105,7 +105,7 @@ def _of_forecast(made: Forecast, gpus: float) -> dict[str, Any]:
 
 
 def _mean_of_end(hours: Sequence[float]) -> float:
-    """Return the mean of the last week, or of all hours if there are fewer."""
+    """Return the mean of the last week, or of all hours of a shorter series."""
     return round(fmean(hours[-WEEK:]), 2)
 
 
@@ -122,8 +122,8 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         sum(waiting[key].values()) for key in waiting.keys() - {group.key for group in groups}
     )
     note = (
-        f"{unplaced:.0f} GPU-hours of waits are in no row, because the GPUs for which these pods"
-        " wait are unknown."
+        f"{unplaced:.0f} GPU-hours of waiting pods are not in any row, because it is unknown which"
+        " GPUs they would get."
     )
     return Answer(
         rows=rows, notes=[note] if unplaced else [], is_found=any(row["method"] for row in rows)
@@ -143,22 +143,22 @@ REPORT: Final = Report(
     name="forecast",
     summary="Forecast the demand for GPUs, and when all GPUs will be allocated.",
     about=(
-        "Demand is the mean number of GPUs that are allocated to pods and jobs, or for which pods"
-        " wait, in the last day; `Waiting` is the second part. A pod that waits because of a quota"
-        " or a scheduling gate is demand, too. It counts to the GPUs that it got later; without a"
-        " node, to those that most pods of its workload, namespace or cluster got."
-        " Each group of GPUs is forecast by the method"
-        " that was better in its past: `weekly_profile` (the usual week, and how the last day"
-        " differs from it) or `seasonal_naive` (the last week again). Expected demand and bands are"
-        " means of the last seven days of the horizon. `Full in days` is when demand reaches the"
-        " GPUs of the last day: with P10, one of ten possible futures is full by then. `Error` is"
-        " the mean absolute error of past forecasts in GPUs, and `80 % held` the share of hours"
-        " that lay within past bands of 80 %."
+        "`Demand` is the mean number of GPUs in the last day that were allocated to pods and jobs,"
+        " or for which pods waited; `Waiting` is the second part. Pods that wait due to a quota or"
+        " a scheduling gate are demand, too. A pod that waited counts toward the GPUs that it got"
+        " later. Without a node, it counts toward the GPUs that most pods of its workload,"
+        " namespace or cluster got. Each group of GPUs is forecast by the method that was more"
+        " accurate in its past: `weekly_profile` (the median week, adjusted to the last day) or"
+        " `seasonal_naive` (the last week). Expected demand and bands are means over the last seven"
+        " days of the horizon. `Full in days` is when demand reaches the number of GPUs in the last"
+        " day: for P10, one in ten possible futures is full by then. `Error` is the mean absolute"
+        " error of past forecasts in GPUs, and `Coverage` the share of hours that lay within past"
+        " 80 % bands."
     ),
     examples={
-        "The next four weeks by model": "",
-        "The next quarter by cluster and node pool": "--by cluster,pool --horizon 90d",
-        "With 64 GPUs fewer for this demand": "--added -64",
+        "The next four weeks, by model": "",
+        "The next quarter, by cluster and node pool": "--by cluster,pool --horizon 90d",
+        "With 64 fewer GPUs for this demand": "--added -64",
     },
     columns=COLUMNS,
     texts=frozenset({"method", "note"}),
@@ -167,19 +167,19 @@ REPORT: Final = Report(
     default_window=None,
     options={
         "horizon": Option(
-            help="How far to forecast; the history must be 27 days longer. Duration: 7d or 2w.",
+            help="How far to forecast. The history must be 27 days longer. Duration: 7d or 2w.",
             default="28d",
             parse=whole(maximum=366),
         ),
         "added": Option(
-            help="GPUs to add to each group's own before they are compared with demand; negative"
+            help="Number of GPUs to add to each group before the comparison with demand; negative"
             " for GPUs that others will use.",
             default="0",
             parse=number,
             may_be_negative=True,
         ),
         "waiting": Option(
-            help="Whether GPUs for which pods wait are demand: included or excluded.",
+            help="Whether demand includes GPUs for which pods wait: included or excluded.",
             default=_INCLUDED,
             parse=one_of(_INCLUDED, "excluded"),
         ),

@@ -1,7 +1,7 @@
-"""The best packing of the pods that run on some nodes, and what it strands. Pure.
+"""A packing of the pods that run on some nodes, and the GPUs that it strands. Pure.
 
-A packing is found greedily, so a better one may exist. If a pod finds no place, the present state
-counts as the best.
+The packing is greedy, so a better one may exist. If a pod does not fit, the present state counts as
+the best packing.
 """
 
 from bisect import bisect_left
@@ -21,9 +21,9 @@ from gpuledger_reports.capacity.stranding import (
 
 
 def pack(rooms: Iterable[Room], pods: Iterable[Shape]) -> list[Room] | None:
-    """Return the nodes after pods were placed on them; `None` if one finds no place.
+    """Return the nodes after all pods were placed on them; `None` if a pod does not fit.
 
-    The largest pod comes first, and gets the fullest node on which it fits.
+    Pods are placed in order of size, the largest first, each on the fullest node on which it fits.
     """
     by_free: dict[int, list[Room]] = defaultdict(list)
     for room in rooms:
@@ -42,7 +42,7 @@ def pack(rooms: Iterable[Room], pods: Iterable[Shape]) -> list[Room] | None:
         if place is None:
             return None
         free, position = place
-        room = _less(by_free[free].pop(position), pod)
+        room = _after_placing(by_free[free].pop(position), pod)
         by_free[sum(room.free)].append(room)
     return [room for found in by_free.values() for room in found]
 
@@ -51,8 +51,8 @@ def _size(pod: Shape) -> tuple[int, int, int]:
     return pod.gpus * pod.share, pod.cpu_millicores or 0, pod.memory_bytes or 0
 
 
-def _less(room: Room, pod: Shape) -> Room:
-    """Return a node after a pod got the fullest GPUs that have enough left."""
+def _after_placing(room: Room, pod: Shape) -> Room:
+    """Return a node after a pod was placed on the fullest GPUs that have enough left."""
     first = bisect_left(room.free, pod.share)
     after = first + pod.gpus
     got = [_left(free - pod.share) for free in room.free[first:after]]
@@ -64,7 +64,7 @@ def _less(room: Room, pod: Shape) -> Room:
 
 
 def _left(share: int) -> int:
-    """Return what a GPU has left; nothing if this is only what equal shares do not fill."""
+    """Return the free part of a GPU; 0 if it is only the rounding error of equal shares."""
     return share if share >= _SMALLEST else 0
 
 
@@ -73,7 +73,8 @@ def _minus(has: int | None, needs: int | None) -> int | None:
 
 
 _SMALLEST: Final = WHOLE // 20
-"""The smallest part of a GPU that counts as free. Shares are whole percents, rounded down."""
+"""The smallest part of a GPU that counts as free. Shares are rounded down to whole percents: seven
+shares of a seventh leave 2 %."""
 
 
 class Pod(NamedTuple):
@@ -88,7 +89,7 @@ class Pod(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """Its needs."""
+        """The resources that it needs."""
         share = max(self.gpus.values())
         return Shape(len(self.gpus), share, self.cpu_millicores, self.memory_bytes)
 
@@ -148,7 +149,7 @@ class Measured(NamedTuple):
 
 
 def measure(nodes: Sequence[Node], mix: Mapping[Shape, int]) -> Measured:
-    """Return what pods of a mix cannot use on nodes, now and with the same pods packed."""
+    """Return what pods of a mix cannot use on nodes, now and after packing the running pods."""
     shapes = [pod.shape for node in nodes for pod in node.moving]
     amounts: list[Node | Shape] = [*nodes, *shapes, *mix]
     knows_cpu = all(each.cpu_millicores is not None for each in amounts)

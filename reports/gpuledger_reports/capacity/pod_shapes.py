@@ -31,7 +31,7 @@ _PERCENT: Final = (
 
 
 class Shape(NamedTuple):
-    """A kind and size of request."""
+    """The request of a pod, in words and in GPUs."""
 
     name: str
     """`4 GPUs`, `2 x 1g.10gb`, `share` or `claim`."""
@@ -42,8 +42,8 @@ class Shape(NamedTuple):
 def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Shape:
     """Return the shape of a pod.
 
-    `requests` has a JSON object for each container, as in the column `requested`. `fractions` has
-    the part of a GPU that an instance of a MIG profile is; otherwise it follows from the profile.
+    `requests` has a JSON object for each container, as in the column `requested`. `fractions` maps
+    MIG profiles to the part of a GPU; for other profiles, the part is derived from the name.
     """
     amounts = Counter[str]()
     for request in requests:

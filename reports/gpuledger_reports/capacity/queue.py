@@ -26,12 +26,12 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "reasons": "Reasons",
 }
 _NOTES: Final[Mapping[str, str]] = {
-    "waiting": "Pods that still wait: {}. They count with their wait so far, so their real waits"
-    " are longer.",
-    "never_scheduled": "Pods that were deleted before they got a node: {}. Their waits are unmet"
-    " demand, but not in the percentiles.",
-    "unknown_size": "Pods with claims or shares of unknown size: {}. They are not in the unmet"
-    " demand.",
+    "waiting": "Pods that still wait: {}. Each counts with its wait so far, so the real waits are"
+    " longer.",
+    "never_scheduled": "Pods that were deleted before they got a node: {}. Their waits count as"
+    " unmet demand, but not in the percentiles.",
+    "unknown_size": "Pods with claims or shares of unknown size: {}. Unmet demand does not include"
+    " them.",
 }
 """The note for each column whose sum is not 0."""
 _DIMENSIONS: Final[Mapping[str, str]] = {
@@ -105,7 +105,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
 
 def _longest(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return [
-        f"{namespace}/{pod} ({shape}) has waited longest: {_duration(seconds)}"
+        f"{namespace}/{pod} ({shape}) has waited the longest: {_duration(seconds)}"
         + (f"; {message}" if message else "")
         for namespace, pod, shape, seconds, message in connection.execute(_LONGEST).fetchall()
     ]
@@ -125,18 +125,18 @@ REPORT: Final = Report(
     name="queue",
     summary="Show how long pods waited for GPUs, and the demand that was not met.",
     about=(
-        "A wait lasts from a pod's creation until a scheduler gives it a node. All pods that"
-        " request GPUs and waited at any time of the window count, each once. A pod that still"
-        " waits counts with its wait so far. Pods that were deleted while they waited are only in"
-        " `Never scheduled` and in the unmet demand. `Unmet GPU-hours` are the GPUs of waiting pods"
-        " over the time of their waits in the window, whatever the reason; `Unmet GPUs` is the mean"
-        " per hour. `Reasons` counts pods by the scheduler's reason that lasted longest, with the"
-        " scheduling gates, such as Kueue's. A queue is the name that a pod gives to Kueue, Volcano"
-        " or KAI Scheduler; it is unknown for pods that got a node at once. Jobs that wait in"
-        " Slurm are not included."
+        "A wait lasts from a pod's creation until a scheduler assigns it to a node. The report"
+        " counts each pod once that requested GPUs and waited during the time range. Pods that"
+        " still wait count with their wait so far. Pods that were deleted while they waited count"
+        " only in `Never scheduled` and in the unmet demand. `Unmet GPU-hours` are the requested"
+        " GPUs, multiplied by the part of the wait in the time range, for any reason; `Unmet GPUs`"
+        " is their mean per hour. `Reasons` counts pods by the scheduler's reason that lasted"
+        " longest, with scheduling gates, such as Kueue's. `--by queue` groups by the queue of"
+        " Kueue, Volcano or KAI Scheduler; it is unknown for pods that got a node immediately."
+        " Jobs that wait in Slurm are not included."
     ),
     examples={
-        "The last 30 days by namespace and shape": "",
+        "The last 30 days, by namespace and shape": "",
         "Queues with their priorities": "--by queue,priority",
         "The ten workloads with the largest unmet demand in a week": (
             "--by namespace,workload --window 7d --top 10"

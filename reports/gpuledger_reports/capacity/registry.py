@@ -1,4 +1,4 @@
-"""All capacity reports, by name, in the order in which they are shown."""
+"""All capacity reports by name, in the order of the command's help."""
 
 from collections.abc import Mapping
 from typing import Final

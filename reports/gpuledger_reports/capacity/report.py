@@ -1,7 +1,7 @@
 """The definition of a capacity report: its question, its answer, its columns and its own options.
 
-A report is a module of this package that ends with `REPORT`, and is listed in `registry`. The
-command, the HTTP API and the headline metrics are made from the registry.
+Each report is a module of this package that defines `REPORT`; `registry` lists them. The command,
+the HTTP API and the headline metrics are generated from the registry.
 """
 
 import math
@@ -20,7 +20,7 @@ from gpuledger_reports.reading.times import Window
 
 T = TypeVar("T")
 Row = dict[str, Any]
-"""Values that JSON has: text, numbers, lists, objects, or `None` where nothing is known."""
+"""JSON values by column: text, numbers, lists or objects; `None` if unknown."""
 GPU_DIMENSIONS: Final[Mapping[str, str]] = {
     "cluster": "cluster",
     "pool": "node_pool",
@@ -29,30 +29,30 @@ GPU_DIMENSIONS: Final[Mapping[str, str]] = {
     "zone": "zone",
     "capacity_type": "capacity_type",
 }
-"""The column of the views of usage for each dimension that describes GPUs."""
+"""The column, in the views of usage, of each dimension of GPUs."""
 
 
 def as_written(text: str, _: str) -> str:
-    """Return an option's text."""
+    """Return the text of an option unchanged."""
     return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of one report, given as text: of the command or of a request."""
+    """An option of a report, for the command and for HTTP requests. Its value is given as text."""
 
     help: str
     default: str | None = None
-    """As a user would write it; without it, the option's value is `None`."""
+    """The default as text. If it is `None`, the option's value is `None` by default."""
     parse: Callable[[str, str], Any] = as_written
-    """Takes the text and the option's name; raises `ArgumentError` with problem and fix."""
+    """Converts the text; the second argument is the option's name. Raises `ArgumentError`."""
     may_be_negative: bool = False
 
 
 def whole(
     unit: WholeUnit = DAYS, *, minimum: int = 1, maximum: int | None = None
 ) -> Callable[[str, str], int]:
-    """Return the parser of a duration in whole units."""
+    """Return a parser for a duration in whole units."""
 
     def parse(text: str, name: str) -> int:
         count = parse_whole(text, option=name, unit=unit, minimum=minimum)
@@ -75,7 +75,7 @@ def number(text: str, name: str) -> float:
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:
-    """Return the parser of a choice."""
+    """Return a parser that accepts only these texts."""
 
     def parse(text: str, name: str) -> str:
         if text not in choices:
@@ -99,18 +99,18 @@ class Question:
     by: tuple[str, ...]
     """Names of the report's dimensions."""
     policy: BillPolicy
-    """Prices, for money."""
+    """The prices, teams and currency of costs."""
     complete: Window | None = None
-    """The time of all complete usage, if it is longer than the window."""
+    """The window of all complete usage, which contains `window`; `None` without usage."""
     top: int | None = None
-    """The number of rows wanted, the most important first. A report may ignore it."""
+    """Maximum number of rows. `answer` applies it after the report has sorted all rows."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The parsed value of each of the report's own options."""
     advance: Callable[[int], None] = _ignore
-    """Reports progress, in percent since the last call."""
+    """Called with the progress since the last call, in percent."""
 
     def each(self, items: Sequence[T]) -> Iterator[T]:
-        """Yield items, and report progress after each."""
+        """Yield items, and report progress after each, 100 percent in total."""
         for at, item in enumerate(items):
             yield item
             self.advance(100 * (at + 1) // len(items) - 100 * at // len(items))
@@ -122,13 +122,13 @@ class Answer:
 
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
-    """Sentences under the table, such as what could not be known."""
+    """Sentences for the user, such as which data is missing."""
     is_found: bool = True
-    """Whether the rows have a result; a report without rows never has one."""
+    """Whether the report found something; if not, or without rows, the exit code is 4."""
 
 
 def plain_cell(name: str, row: Mapping[str, Any]) -> str:
-    """Return a value as the table shows it; a column `…_ratio` is shown in percent."""
+    """Format a value for the table. Columns `…_ratio` are shown in percent."""
     value = row[name]
     if value is None:
         return ""
@@ -139,44 +139,44 @@ def plain_cell(name: str, row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A report on capacity. Amounts are GPUs or GPU-hours, unless a column's name has a unit."""
+    """A capacity report. Amounts are GPUs or GPU-hours, unless a column's name has another unit."""
 
     name: str
     summary: str
     """One sentence."""
     about: str = ""
-    """How the result is read and made, in a few sentences."""
+    """How to read the result, and how it is computed, in a few sentences."""
     examples: Mapping[str, str]
-    """Arguments after `gpuledger capacity NAME --store STORE`, by title."""
+    """Titles, each with the arguments after `gpuledger capacity NAME --store STORE`."""
     columns: Mapping[str, str]
-    """Each column after the dimensions, with its heading; the table omits columns without one."""
+    """The columns after the dimensions, with headings. The table omits columns without one."""
     texts: frozenset[str] = frozenset({"note"})
     """The columns that are text; the others are numbers."""
     dimensions: Mapping[str, str]
-    """Names that `by` may have, with the SQL for each."""
+    """The names that `by` accepts, each with its SQL."""
     default_by: str
     default_window: str | None = "30d"
     """`None` for all complete usage."""
     has_money: bool = False
-    """Whether prices have an effect."""
+    """Whether the report has costs, which depend on prices."""
     options: Mapping[str, Option] = field(default_factory=dict)
     codes: tuple[str, str] = ("the report has rows", "nothing is found")
     """The meanings of exit codes 0 and 4."""
     cell: Callable[[str, Mapping[str, Any]], str] = plain_cell
-    """Returns a value as the table shows it, from the column's name and the row."""
+    """Formats a value for the table, given the column's name and the row."""
     read: Callable[[duckdb.DuckDBPyConnection, Question], Answer]
-    """Answers a question from a connection with the store's views."""
+    """Answers a question, given a connection with the store's views."""
 
     def parse_options(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """Return the value of each of the report's own options."""
+        """Parse the report's own options; return the value of each, or its default."""
         return {
             name: None if text is None else option.parse(text, name)
             for name, option in self.options.items()
             for text in [given.get(name, option.default)]
         }
 
-    def usual_question(self, question: Question, *, by: tuple[str, ...] = ()) -> Question:
-        """Return another report's question with this report's defaults, for all rows."""
+    def default_question(self, question: Question, *, by: tuple[str, ...] = ()) -> Question:
+        """Return a question to this report for the same data, with the report's defaults."""
         return replace(
             question,
             window=question.window if self.default_window else question.complete or question.window,

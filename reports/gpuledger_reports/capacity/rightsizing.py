@@ -1,10 +1,10 @@
 """The report `rightsizing`: workloads that need fewer or smaller devices than they have.
 
-A row is a workload on one kind of device, in the whole days of the window. If all pods of a
-workload leave devices unused, it needs fewer. A smaller device is another model of the fleet in the
-same cluster or, if a pod needs one device, a MIG profile of the workload's own model. `fitting`
-decides which devices fit the load. The one that saves most is recommended, but one with a high risk
-only if no other fits.
+A row is a workload on one kind of device, in the whole days of the window. A workload needs fewer
+devices if each of its pods leaves devices unused. Smaller devices are other models in the same
+cluster and, if a pod needs only one device, MIG profiles of the present model. `fitting` decides
+which devices fit the load. The report recommends the device that saves the most, and a device with
+a high risk only if no other fits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ from gpuledger_reports.capacity.fitting import (
     Device,
     Load,
     Percentiles,
-    counter_evidence,
     misfit,
+    move_risks,
 )
 from gpuledger_reports.capacity.loads import BY, QUANTITIES, Fleet, Workload, read_fleet
 from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, whole
@@ -34,9 +34,9 @@ from gpuledger_reports.pricing.money import minor_digits
 from gpuledger_reports.reading.times import DAY_US, Window, time_text
 
 _UNKNOWN: Final = 0.01
-"""The largest part of minutes with use by unknown processes."""
+"""The maximum share of minutes with use by unknown processes."""
 _WORTH: Final = 0.1
-"""The least part of the cost that is worth a change."""
+"""The minimum share of the present cost whose saving is worth a change."""
 _FEW_MINUTES: Final = 1440
 _SOME_GIB: Final = 0.5
 _MIG_COLUMNS: Final = ("compute_slices", "memory_slices", "gpu_compute_slices", "gpu_memory_slices")
@@ -75,7 +75,7 @@ class Target:
 
     device: Device
     terms: Mapping[str, Any]
-    """Columns of `PRICED` that differ from those of the workload's device."""
+    """Values that replace columns `PRICED` of the workload's device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Change:
     gpus: int
     """Number of devices of a pod."""
     saved_hours: float
-    """GPU-hours of the present model that are no longer allocated."""
+    """GPU-hours of the present model that would no longer be allocated."""
     saved_cost: float | None
     """`None` if a price is missing."""
     risks: Sequence[tuple[str, str]]
@@ -98,7 +98,7 @@ class Change:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """The order of changes, the best first."""
+        """The sort key of changes, the best first."""
         saved = (-(self.saved_cost or 0.0), -self.saved_hours)
         return (self.risk == RISKS[-1], *saved, RISKS.index(self.risk))
 
@@ -117,18 +117,19 @@ class Finding:
     note: str | None = None
     """Why there is no change."""
     tried: Sequence[str] = ()
-    """A sentence for each device that was tried."""
+    """A sentence for each device that was considered."""
 
 
 class Advisor:
-    """Finds the best change of each workload of a fleet."""
+    """Finds the best change for each workload of a fleet."""
 
     def __init__(self, fleet: Fleet, terms: Terms, *, minimum_days: int) -> None:
         self._fleet, self._terms, self._minimum_days = fleet, terms, minimum_days
 
     def find(self, workload: Workload) -> Finding:
-        """Return the best change of a workload, or why there is none."""
+        """Return the best change for a workload, or the reason for keeping its devices."""
         for part in workload.parts:
+            # Counts the hours without a price for the note.
             self._terms.price(part, part["hours"])
         load = workload.load()
         note = _obstacle(workload, load, self._minimum_days)
@@ -157,7 +158,7 @@ class Advisor:
                     yield Target(device=gpu, terms=row)
         memory_bytes = self._fleet.memory.get(device.model or "", 0)
         mig_gpu = mig_gpu_of(device.model or "", memory_bytes=memory_bytes)
-        # Instances cannot use NVLink, so they are for pods with one device.
+        # MIG instances cannot use NVLink, so they suit only pods with one device.
         if mig_gpu and memory_bytes and (workload.needed_gpus or workload.gpus) == 1:
             for profile, slices in mig_gpu.profiles.items():
                 counts = dict(zip(_MIG_COLUMNS, (*slices, *mig_gpu.whole), strict=True))
@@ -172,7 +173,7 @@ class Advisor:
         saved_hours, cost, saved_cost = 0.0, 0.0, 0.0
         has_prices = True
         for part in workload.parts:
-            # The hours of whole devices, if the pods have as many of them as they need.
+            # GPU-hours on the new devices, if pods have only as many devices as they need.
             needed = (workload.needed_gpus or part["gpus"]) / part["gpus"]
             hours = part["hours"] / workload.device.compute_part * needed
             hours *= target.device.compute_part
@@ -198,35 +199,35 @@ class Advisor:
             gpus=workload.needed_gpus or workload.gpus,
             saved_hours=saved_hours,
             saved_cost=saved_cost if has_prices else None,
-            risks=[*_risks(workload), *counter_evidence(load, workload.device, target.device)],
+            risks=[*_risks(workload), *move_risks(load, workload.device, target.device)],
         )
 
 
 def _risks(workload: Workload) -> Iterator[tuple[str, str]]:
     if workload.needed_gpus and workload.unused_gib > _SOME_GIB:
-        yield "medium", f"a GPU without use held {workload.unused_gib:.4g} GiB"
+        yield "medium", f"an unused GPU held {workload.unused_gib:.4g} GiB"
     if workload.minutes < _FEW_MINUTES:
         yield "medium", f"only {workload.minutes} minutes are known"
 
 
 def _obstacle(workload: Workload, load: Load | None, minimum_days: int) -> str | None:
-    """Return why a workload gets no recommendation, whatever its load is."""
+    """Return the reason why a workload gets no recommendation, regardless of its load."""
     if load is None:
-        return "its use is not known"
+        return "its use is unknown"
     if workload.history_days < minimum_days:
         return f"history of {workload.history_days} days; {minimum_days} are needed"
     if workload.is_shared:
         return "shares its GPUs"
     if workload.unknown_ratio > _UNKNOWN:
-        return f"{workload.unknown_ratio * 100:.0f} % of its minutes have use by unknown processes"
-    return None if workload.used_gpus else "never used; see the report waste"
+        return f"unknown processes used its GPUs in {workload.unknown_ratio * 100:.0f} % of minutes"
+    return None if workload.used_gpus else "never used; see the report `waste`"
 
 
 def _tried(device: Device, problem: str | None, change: Change | None, currency: str) -> str:
     if problem:
         return f"{device} does not fit: {problem}."
     if change is None:
-        return f"{device} fits, but saves less than {_WORTH * 100:.0f} %."
+        return f"{device} fits, but its saving is unknown or less than {_WORTH * 100:.0f} %."
     saved = f"{change.saved_hours:,.1f} GPU-hours"
     if change.saved_cost is not None:
         saved += f" and {change.saved_cost:,.2f} {currency}"
@@ -267,7 +268,7 @@ def _row(finding: Finding, currency: str) -> Row:
 
 
 def _explanation(finding: Finding, minimum_days: int) -> Iterator[str]:
-    """Yield the data, the rule and each device that was tried, with what speaks against it."""
+    """Yield the data, the rule and each device that was considered, with its risks."""
     workload, load = finding.workload, finding.load
     yield (
         f"Data: {workload.hours:,.1f} GPU-hours of {workload.device} in {workload.history_days}"
@@ -288,7 +289,7 @@ def _explanation(finding: Finding, minimum_days: int) -> Iterator[str]:
 
 
 def _named(fleet: Fleet, text: str) -> list[Workload]:
-    """Return the workloads with a name; raise `ArgumentError` if there is none."""
+    """Return the workloads with a name; raise `ArgumentError` if the name is unknown."""
     names = ["/".join(filter(None, workload.key[1:])) for workload in fleet.workloads]
     if text in names:
         return [each for each, name in zip(fleet.workloads, names, strict=True) if name == text]
@@ -342,17 +343,17 @@ REPORT: Final = Report(
     name="rightsizing",
     summary="Find workloads that need fewer GPUs, smaller GPUs or MIG instances.",
     about=(
-        "Each row is a workload on one kind of device, with percentiles of its load by minutes,"
-        " rounded up to the bound of a bucket. A minute without a process counts"
-        " as 0 %; a GPU that a pod never used counts only in `Used`. A recommended device has room:"
-        " its memory for 99 % of the minutes plus 10 %, and at most 80 % utilization in 95 % of"
-        " them. Slower models are compared by data sheets. `Risk` is what speaks against the"
-        " change; `--explain` lists the reasons and every device that was tried. Saved GPU-hours"
-        " are those of the present model. Workloads that fit, share GPUs, were never used or have"
-        " too short a history have no recommendation."
+        "Each row is a workload on one kind of device, with percentiles of its load by minute,"
+        " rounded up to the bound of a bucket. A minute without a process counts as 0 %. A GPU that"
+        " a pod never used does not count toward the load. A recommended device has headroom: in"
+        " 99 % of minutes, the workload needs at most 90 % of its memory, and in 95 % of minutes,"
+        " at most 80 % of its utilization and bandwidth. The speeds of other models are from data"
+        " sheets. `Risk` rates the change; `--explain` lists the risks and every device that was"
+        " considered. `Saved GPU-h` counts only GPUs of the present model. Workloads that fit,"
+        " share GPUs, were never used or have too short a history have no recommendation."
     ),
     examples={
-        "The 20 changes that save most": "--prices prices.yaml --top 20",
+        "The 20 changes that save the most": "--prices prices.yaml --top 20",
         "Why a workload should change": "--explain serving/Deployment/rerank",
     },
     columns=_COLUMNS,
@@ -367,13 +368,13 @@ REPORT: Final = Report(
     has_money=True,
     options={
         "history": Option(
-            help="The least history for a recommendation. Duration: 7d or 2w.",
+            help="The minimum history for a recommendation. Duration: 7d or 2w.",
             default="7d",
             parse=whole(),
         ),
         "explain": Option(
-            help="NAMESPACE/KIND/NAME of a workload, to list its data, the rule and what speaks"
-            " against a change."
+            help="NAMESPACE/KIND/NAME of a workload, to list its data, the rule, and the devices"
+            " that were considered."
         ),
     },
     codes=("at least one change is recommended", "no change is recommended"),

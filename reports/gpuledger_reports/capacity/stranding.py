@@ -1,9 +1,9 @@
-"""How much of the free GPUs the usual pods cannot use. Pure.
+"""Measures the free GPU capacity that typical pods cannot use. Pure.
 
 This is the measure of FGD ("Beware of Fragmentation", USENIX ATC 2023): a node's free GPU capacity
-that a pod cannot use, averaged over the pods of the usual mix. If a node lacks anything that the
-pod needs, the pod cannot use any of its free capacity. Otherwise it cannot use the GPUs that have
-less left than it needs of one GPU. Pods that request no GPU are not in the mix.
+that a pod cannot use, averaged over the pods of a mix. If a node lacks anything that the pod needs,
+the pod cannot use any free capacity of the node. Otherwise, it cannot use GPUs whose free part is
+smaller than the part that it needs of each GPU. Pods that do not request GPUs are not in the mix.
 
 Amounts of GPUs are in parts per million of a device: of a GPU, or of a MIG instance.
 """
@@ -23,9 +23,9 @@ class Shape(NamedTuple):
     gpus: int
     """Number of GPUs."""
     share: int = WHOLE
-    """The part that it needs of each of them."""
+    """The part that the pod needs of each of these GPUs."""
     cpu_millicores: int | None = None
-    """`None` if it is unknown, or does not matter."""
+    """`None` if it is unknown. Unknown amounts are not compared."""
     memory_bytes: int | None = None
 
 
@@ -60,7 +60,7 @@ def lacks(room: Room, shape: Shape) -> str | None:
 
 
 def unusable(room: Room, shape: Shape) -> tuple[int, str]:
-    """Return how much of a node's free GPUs a pod cannot use, and which resource it lacks."""
+    """Return how much free GPU capacity of a node a pod cannot use, and the resource it lacks."""
     lacking = lacks(room, shape)
     if lacking is not None:
         return sum(room.free), lacking
@@ -78,8 +78,8 @@ class Stranded(NamedTuple):
 
 
 def find_stranded(rooms: Iterable[Room], mix: Mapping[Shape, int]) -> Stranded:
-    """Return what pods of a mix cannot use on all nodes; the mix has the number of each shape."""
-    # Many nodes are alike, and most have nothing left.
+    """Return the mean capacity that pods of a mix cannot use; `mix` counts pods by shape."""
+    # Many nodes are equal, and most have no free GPU.
     alike = Counter(room for room in rooms if room.free and room.free[-1])
     of_lack, of_size, pods = Counter[str](), Counter[Shape](), sum(mix.values())
     for shape, number in mix.items():

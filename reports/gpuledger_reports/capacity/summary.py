@@ -1,8 +1,8 @@
-"""The report `summary`: the headlines of the other reports, and the actions worth most.
+"""The report `summary`: headlines of the other reports, and the actions that save the most.
 
-It asks each other report once, with the report's defaults. A headline is the sum, the least or the
-greatest value of a column. An action is a row of a report with the money that it would have saved
-in the time range.
+The summary runs each other report once, with the report's defaults. A headline is the sum, minimum
+or maximum of a column. An action is a row of a report, with the money that the action would have
+saved in the time range.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,17 +23,17 @@ _PLACE: Final = ("pool", "node", "namespace", "workload")
 _WHOLE_FROM: Final = 100
 """Larger numbers are shown without decimals."""
 _MONEY: Final = "money"
-"""The unit that stands for the currency of the prices."""
+"""A placeholder for the currency of the prices."""
 
 
 class Headline(NamedTuple):
-    """A number that is made from a column of a report."""
+    """A number that is derived from a column of a report."""
 
     column: str
     text: str
     unit: str = "GPUs"
     of: Callable[[Iterable[Any]], Any] = sum
-    """Makes the number from the known values of the column; `sum`, `min` or `max`."""
+    """Derives the number from the known values of the column: `sum`, `min` or `max`."""
     unknown: str = "unknown"
     """The note if no row has a value."""
 
@@ -69,21 +69,21 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
         Headline("lost_gpu_hours", "Lost to failures", "GPU-hours"),
     ),
 }
-"""The headlines of each report that may be in the registry."""
+"""The headlines by report."""
 
 
 class Advice(NamedTuple):
     """How a row of a report becomes an action."""
 
     action: str
-    """A template with columns of the row, and with `place`."""
+    """A template with columns of the row and `place`, such as a workload or node."""
     evidence: str
     saved: tuple[str, ...]
-    """Columns whose sum would have been saved: `…_cost`, `…_gpu_hours` or GPUs as a mean."""
+    """Columns whose sum is the saving: `…_cost`, `…_gpu_hours`, or a mean number of GPUs."""
     reason: str | None = None
-    """The column that has a value only if the row recommends something."""
+    """A column that has a value only if the row recommends the action."""
     by: tuple[str, ...] = ()
-    """The dimensions from which the price of a GPU-hour follows, if the columns are not costs."""
+    """The dimensions that determine the price of a GPU-hour, if `saved` are not costs."""
 
 
 ADVICE: Final[Mapping[str, Advice]] = {
@@ -114,7 +114,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
         by=("cluster", "pool", "model", "node"),
     ),
 }
-"""The advice of each report that may be in the registry."""
+"""The advice by report. Other reports recommend no actions."""
 _COLUMNS: Final[Mapping[str, str]] = {
     "report": "Report",
     "headline": "Headline",
@@ -130,21 +130,21 @@ class _Action(NamedTuple):
     saved: float
     """In money."""
     place: tuple[Any, ...]
-    """Only the best action of a place counts."""
+    """Each place is listed once, with its best action."""
     row: Row
 
 
 def summary_of(reports: Iterable[Report]) -> Report:
-    """Return the report on other reports."""
-    asked = tuple(reports)
+    """Return the report that summarizes other reports."""
+    summarized = tuple(reports)
     return Report(
         name="summary",
-        summary="Show the headlines of all reports, and the three actions worth most.",
+        summary="Show the headlines of all reports, and the three actions that save the most.",
         about=(
-            "Now is the last hour of the time range; means and sums are of the whole time range,"
-            " and the forecast uses all complete usage. An action is worth what it would have saved"
-            " in the time range. Only the best action of a workload or pool is shown. The report in"
-            " the first column shows all rows, and its notes what is unknown."
+            "Now is the last hour of the time range. Means and sums cover the whole time range; the"
+            " forecast uses all complete usage. The value of an action is what it would have saved"
+            " in the time range. Only the best action for each workload, pool or node is shown. Run"
+            " the report in the first column to see all rows, and notes on missing data."
         ),
         examples={"The last 30 days": "--prices prices.yaml"},
         columns=_COLUMNS,
@@ -153,7 +153,7 @@ def summary_of(reports: Iterable[Report]) -> Report:
         default_by="",
         has_money=True,
         cell=_cell,
-        read=lambda connection, question: _read(asked, connection, question),
+        read=lambda connection, question: _read(summarized, connection, question),
     )
 
 
@@ -165,7 +165,7 @@ def _read(
     actions: list[_Action] = []
     for report in question.each(reports):
         advice = ADVICE.get(report.name)
-        asked = report.usual_question(question, by=advice.by if advice else ())
+        asked = report.default_question(question, by=advice.by if advice else ())
         found = report.read(connection, asked)
         _drop_tables(connection)
         headlines += _headlines(report, found, currency)
@@ -183,7 +183,7 @@ def _read(
 
 
 def _drop_tables(connection: duckdb.DuckDBPyConnection) -> None:
-    """Drop the temporary tables of a report, whose memory the next one may need."""
+    """Drop the temporary tables of a report, to free their memory for the next one."""
     for (name,) in connection.execute(_TEMPORARY).fetchall():
         connection.execute(f"DROP TABLE {quoted_name(name)}")
 

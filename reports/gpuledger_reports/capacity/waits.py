@@ -1,9 +1,9 @@
 """Reads when pods that request GPUs waited for a node, each pod once.
 
 A wait begins with the pod's creation. It ends when a scheduler gives the pod a node, or when the
-pod is deleted. Pods that podwatch saw waiting are in `pending_pods`; pods that got a node before
-that are only in `pods`, with the same times. Unmet demand is the GPUs of pods that wait, whatever
-the reason: a quota and a scheduling gate also keep a workload from GPUs that it needs.
+pod is deleted. Pods that podwatch saw waiting are in `pending_pods`. Pods that got a node earlier
+are only in `pods`, with the same times. Unmet demand is the GPUs of waiting pods, for any reason:
+quotas and scheduling gates also keep a workload from GPUs that it needs.
 """
 
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ lives AS (
         CASE WHEN waiting.pod_uid IS NOT NULL THEN [coalesce(waiting.requested, '{}')]
             ELSE list_sort([each.requested FOR each IN placed.containers]) END AS requests,
         coalesce(waiting.created_time, placed.created_time) AS created_time,
-        -- Without the scheduler's time, which older rows lack, podwatch's time counts.
+        -- Older rows lack the scheduler's time, so podwatch's time counts.
         CASE WHEN placed.node IS NOT NULL THEN coalesce(scheduled_time,
             CASE WHEN waiting.pod_uid IS NOT NULL THEN coalesce(left_time, seen_time) END)
             END AS scheduled_time,
@@ -136,8 +136,8 @@ def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
 def locate_waits(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the temporary table `located_waits`: `waits` with the columns of the pods' nodes.
 
-    For a pod without a node, they are those of most nodes that pods of the same workload and shape
-    got, otherwise of the same namespace and shape, cluster and shape, or cluster.
+    A pod without a node gets the most frequent values of pods with the same workload and shape. If
+    there are none, pods with the same namespace and shape, cluster and shape, or cluster count.
     """
     connection.execute(_LOCATED)
 

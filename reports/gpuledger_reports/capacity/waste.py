@@ -1,11 +1,18 @@
-"""The report `waste`: allocated time of GPUs that nobody used, by workload or team.
+"""The report `waste`: allocated time of GPUs that was not used, by workload or team.
 
-A minute of a pod is idle if none of the devices that are allocated to it ran its kernels. A minute
-is not idle if the use of one of the devices is unknown, or if an unknown process used one of them.
-An idle stretch is a sequence of idle minutes in the window.
+A minute of a pod is idle if its kernels ran on none of its devices. A minute is not idle if the use
+of one of the devices is unknown, or if an unknown process used one of them. An idle stretch is a
+sequence of idle minutes in the window.
 
-A limit of idle minutes would have reclaimed the part of each idle stretch after the limit. The
+A limit of idle minutes would have reclaimed the part of each idle stretch beyond the limit. The
 stretches are exact to the minute, from the bitmaps of `usage_hourly`.
+
+The window is read in slices of days, each in these steps:
+
+1. `parties`: the hours of each device by holder, from `usage_hourly`.
+2. `devices`: allocated hours of known holders, with a bitmap of idle minutes.
+3. `stretches`: the idle stretches of holders; `open_stretches` continue in the next slice.
+4. `day_sums`: sums by identity and day, with the minutes that each limit would have reclaimed.
 """
 
 from collections import Counter, defaultdict
@@ -63,7 +70,7 @@ FROM usage_hourly_unnamed
 WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
 GROUP BY ALL
 """  # noqa: S608  # our own names
-"""SQL of the hours of each device by holder, with the hours of nobody and of unknown users."""
+"""SQL of the hours of each device by holder. Without a holder, they are free or of unknown use."""
 _DEVICES: Final = """
 CREATE OR REPLACE TEMP TABLE devices AS
 SELECT parties.*, allocated & ~parties.used & ~coalesce(unknown.used, 0) AS idle
@@ -102,8 +109,10 @@ SELECT *, min(first_minute) OVER stretch AS stretch_begin,
     max(end_minute) OVER stretch AS stretch_end
 FROM numbered WINDOW stretch AS (PARTITION BY holder, number)
 """  # noqa: S608  # our own names
-"""SQL of the idle minutes of holders: a row for each sequence in an hour, with its stretch. A row
-without an hour is the part of a stretch before the slice."""
+"""SQL of the idle stretches of holders: a row for each sequence of idle minutes in an hour, with
+its stretch. A row without an hour is the part of a stretch before the slice.
+
+In `borders`, a bit begins a sequence if the bit before is 0, and ends it if the bit after is 0."""
 _CONTINUED: Final = """
 CREATE OR REPLACE TEMP TABLE open_stretches AS
 SELECT DISTINCT holder, stretch_begin AS begin FROM stretches
@@ -115,6 +124,7 @@ CREATE OR REPLACE TEMP MACRO minutes(hour, begin_minute, end_minute) AS
         THEN ((1::BIGINT << (end_minute - begin_minute)) - 1) << (begin_minute - hour * 60)
         ELSE 0 END
 """
+"""SQL of a macro: the bitmap of the minutes between two minutes that are in the same hour."""
 _SLICE_SUMS: Final = f"""
 WITH reclaimed AS (
     SELECT holder, hour,
@@ -157,10 +167,10 @@ SELECT count(DISTINCT hour) AS hours, sum(unknown_hours) AS unknown,
 FROM parties
 """
 _REASONS: Final[Mapping[str, str]] = {
-    "unknown": "may be allocated, but the kubelet did not answer; the table does not have them",
+    "unknown": "may be allocated, but the kubelet did not answer; they are not in the table",
     "unmeasured": "are allocated, but their use is unknown; they do not count as unused",
-    "without_minutes": "are of hours whose minutes an earlier version of gpuledger did not record;"
-    " their idle stretches are unknown",
+    "without_minutes": "are from hours that an earlier version of gpuledger summed up without"
+    " minutes; their idle stretches are unknown",
 }
 _COLUMNS: Final[Mapping[str, str]] = {
     "allocated_gpu_hours": "Allocated GPU-h",
@@ -187,11 +197,12 @@ class Waste:
     costs: dict[str, float] = field(default_factory=dict)
     """Empty if no device has a price."""
     known_hours: int = 0
-    """Number of hours of devices whose minutes are known."""
+    """Number of device-hours whose minutes are known."""
     held_minutes: float = 0
     held_gib_minutes: float = 0.0
     longest: tuple[int, int, str] | None = None
-    """Its length, its begin and the pod; times are in minutes."""
+    """Its length and its negated begin in minutes, and the pod. The maximum is thus the longest
+    stretch and, among equals, the earliest one."""
 
     def add(self, row: Mapping[str, Any], price: Fraction | None) -> None:
         """Add the sums of devices with one price."""
@@ -209,7 +220,7 @@ class Waste:
             self.longest = max(self.longest or found, found)
 
     def rank(self, limit: int) -> tuple[float, ...]:
-        """Return the order of the row: by the money that a limit would have reclaimed."""
+        """Return the sort key of the row: by the cost that a limit would have reclaimed."""
         reclaimed = f"reclaimed_{limit}"
         known = (self.costs.get(name, 0.0) for name in (reclaimed, "unused"))
         return (*(-cost for cost in known), -self.hours[reclaimed], -self.hours["unused"])
@@ -226,11 +237,12 @@ class Waste:
         if self.held_minutes:
             found["idle_memory_gib"] = round(self.held_gib_minutes / self.held_minutes, 2)
         if self.longest:
-            length, before, pod = self.longest
+            length, negated_begin, pod = self.longest
+            begin = -negated_begin
             found |= {
                 "longest_idle_hours": round(length / 60, 2),
-                "longest_idle_begin": _time(-before),
-                "longest_idle_end": _time(length - before),
+                "longest_idle_begin": _time(begin),
+                "longest_idle_end": _time(begin + length),
                 "longest_idle_pod": pod,
             }
         of_minutes = ("held", "reclaimed")
@@ -243,7 +255,7 @@ class Waste:
 def read_waste(
     connection: duckdb.DuckDBPyConnection, question: Question
 ) -> tuple[dict[tuple[str | None, ...], Waste], list[str]]:
-    """Return the waste by the values of the dimensions, and what could not be known."""
+    """Return the waste by the values of the dimensions, and notes on missing data."""
     terms, unknown = Terms(question.policy, question.window), Counter[str]()
     connection.execute(identities_sql("usage_hourly", "hour"), question.window._asdict())
     connection.execute(_MINUTES)
@@ -318,15 +330,15 @@ REPORT: Final = Report(
     summary="List allocated GPU time that was not used, by workload or team.",
     about=(
         "Unused time is allocated time in which no kernel ran, as on a bill. Time whose use or"
-        " allocation is unknown is not unused. A pod is idle in a minute if it ran no kernel on any"
-        " of its devices. `Cost > 60 min` is the cost of the minutes that a limit would have"
-        " reclaimed: the part of each idle stretch after its first 60 minutes. The first rows have"
-        " the highest such cost, by `--idle-minutes`. `Idle memory GiB` is the mean memory that"
-        " processes of a pod held on a device in minutes without kernels. Files have all columns,"
-        " such as the longest idle stretch with its begin, end and pod."
+        " allocation is unknown does not count as unused. A pod is idle in a minute if it ran no"
+        " kernel on any of its devices. `Cost > 60 min` is the cost that a limit of 60 idle minutes"
+        " would have reclaimed: the part of each idle stretch after its first 60 minutes. Rows are"
+        " ranked by this cost, for the limit `--idle-minutes`. `Idle memory GiB` is the mean memory"
+        " that processes of a pod held on a device in minutes without kernels. Files have more"
+        " columns, such as the longest idle stretch with its start, end and pod."
     ),
     examples={
-        "The 20 workloads whose idle pods cost most": "--prices prices.yaml --top 20",
+        "The 20 workloads whose idle pods cost the most": "--prices prices.yaml --top 20",
         "By team, with a limit of two hours": "--by team --idle-minutes 120",
     },
     columns=_COLUMNS,
@@ -336,7 +348,7 @@ REPORT: Final = Report(
     has_money=True,
     options={
         "idle_minutes": Option(
-            help="The limit by which rows are ranked: 30, 60 or 120.",
+            help="Idle limit for ranking rows, in minutes: 30, 60 or 120.",
             default="60",
             parse=one_of(*map(str, LIMITS)),
         )

@@ -1,4 +1,4 @@
-"""What a user gives becomes a question, and a report's answer is cut to what was asked."""
+"""Options become a question, and an answer has at most the requested rows."""
 
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def test_a_mistake_is_named_with_its_fix(given: dict[str, str], message: str) ->
     assert str(raised.value).startswith(message)
 
 
-def test_an_answer_has_at_most_the_rows_asked_for() -> None:
+def test_an_answer_has_at_most_the_requested_rows() -> None:
     with duckdb.connect() as connection:
         found = answer(report(rows=5), asked({"top": "2"}), connection)
         assert ([row["count"] for row in found.rows], found.is_found) == ([0, 1], True)

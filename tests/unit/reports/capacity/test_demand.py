@@ -1,4 +1,4 @@
-"""The hourly demand for GPUs, by group, as read from a store and as found in its hours."""
+"""The hourly demand for GPUs by group, as read from a store, and as derived from given hours."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Failures that are made from incidents, and the time that a GPU stays unused after one."""
+"""Failures that are derived from incidents, and the time for which a GPU stays unused after one."""
 
 import pytest
 

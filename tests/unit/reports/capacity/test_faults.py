@@ -165,5 +165,5 @@ def test_failures_without_usage_are_named_and_a_fleet_without_failures_has_no_ro
 ) -> None:
     found = faults(tmp_path / "one", [incident(1, gpu="PCI:0000:17:00")], fleet())
     assert found.rows == []
-    assert found.notes == ["Failures of GPUs without usage are left out: 1."]
+    assert found.notes == ["Failures of GPUs without usage are not included: 1."]
     assert faults(tmp_path / "other", [], fleet()) == Answer(rows=[])

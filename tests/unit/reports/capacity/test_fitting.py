@@ -1,11 +1,11 @@
-"""Which devices a load fits, and what speaks against them."""
+"""Devices that a load fits, and the risks of moving it there."""
 
 from gpuledger_reports.capacity.fitting import (
     Device,
     Load,
     Percentiles,
-    counter_evidence,
     misfit,
+    move_risks,
     speed_of,
 )
 from tests.tables import for_each
@@ -61,7 +61,7 @@ def load(
         (load((5, 90, 100), gib=(9, 30)), SEVENTH, None),
         (load((5, 5, 5)), L4, None),
         (load((10, 10, 10)), L4, "utilization p95 would be 112 %, more than 80 %"),
-        (load((0, 0, 0)), UNLISTED, "the speed of a model is not known"),
+        (load((0, 0, 0)), UNLISTED, "the speed of a model is unknown"),
         (load((100, 100, 100), gib=(79, 79)), H100, None),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_load_fits_if_there_is_room(of: Load, then: Device, problem: str | Non
 def test_rare_minutes_and_unknown_speeds_are_risks(
     of: Load, then: Device, risks: list[tuple[str, str]]
 ) -> None:
-    found = [*counter_evidence(of, H100, then)]
+    found = [*move_risks(of, H100, then)]
     assert [level for level, _ in found] == [level for level, _ in risks]
     assert all(words in reason for (_, reason), (_, words) in zip(found, risks, strict=True))
 

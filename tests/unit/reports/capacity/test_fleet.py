@@ -87,7 +87,7 @@ def test_lost_and_silent_gpus_are_not_healthy_and_an_unknown_allocation_is_not_f
     assert amounts(row, "mean_") == (6, 4, 3, 2.25, 0.5, 1.75)
     silent, unknown = found.notes
     assert silent.endswith("do not respond or have no samples: 2.")
-    assert "unknown whether they are allocated: 1" in unknown
+    assert "GPUs with unknown allocation: 1;" in unknown
 
 
 def test_a_gpu_fits_a_pod_only_if_it_was_free_for_the_whole_newest_hour(store: str) -> None:

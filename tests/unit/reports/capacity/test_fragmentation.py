@@ -1,4 +1,4 @@
-"""The report on free GPUs that the usual pods cannot use, from a store."""
+"""The report on free GPUs that typical pods cannot use, from a store."""
 
 from collections.abc import Iterator
 from math import gcd
@@ -129,7 +129,7 @@ def test_amounts_that_are_not_known_of_all_are_unknown_and_not_zero(
 
 
 def test_a_pod_uses_cpus_from_its_start_to_its_end(tmp_path: Path) -> None:
-    """The state is that of half past."""
+    """The state is read at half past the hour."""
     minute = 60_000_000
     half_past = BEGIN_US + 30 * minute
     pods = [
@@ -210,7 +210,7 @@ def test_an_instance_is_free_only_for_its_own_profile_and_counts_as_its_part(
 
 
 def test_the_mix_has_all_pods_of_a_long_window_and_its_last_hours(tmp_path: Path) -> None:
-    """Of summed days by day, and of the hours after them by hour."""
+    """Summed days are read by day, and the hours after them by hour."""
     window = Window(BEGIN_US, BEGIN_US + 3 * DAY_US + HOUR_US)
     last = [
         allocated(72, pod, gpu=gpu, allocated_minutes=WHOLE_HOUR)

@@ -1,4 +1,4 @@
-"""What is shown of a group's forecast, beside its GPUs."""
+"""The row of a group: its forecast, compared with its GPUs."""
 
 import pytest
 

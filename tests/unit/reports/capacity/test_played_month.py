@@ -1,6 +1,6 @@
-"""Each report finds what is planted in the played fleet, first; in a healthy one it finds nothing.
+"""Each report ranks the planted problem of a played fleet first, and finds none in a healthy one.
 
-The truth is the plan's. Amounts that a report promises to save differ from it by at most 5 %.
+The plan of the fleet is the truth. Savings in the reports differ from it by at most 5 %.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ HEALTHY = Path(__file__).parents[3] / "data" / "healthy_fleet.yaml"
 
 @dataclass(frozen=True)
 class Month:
-    """A played fleet, its store and its truth. Times are in minutes since the fleet's begin."""
+    """A played fleet and its store. Times are in minutes since the start of the fleet."""
 
     plan: FleetPlan
     store: Path
 
     def rows(self, report: str, **given: str) -> list[Row]:
-        """Return the rows of a report of the whole time."""
+        """Return the rows of a report on the whole time range."""
         with duckdb.connect() as connection:
             question = self.question(connection, report, given)
             return answer(REPORTS[report], question, connection).rows

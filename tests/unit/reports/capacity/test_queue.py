@@ -76,7 +76,7 @@ def test_each_pod_counts_once_whichever_tables_have_it(tmp_path: Path) -> None:
             pending_row("deleted", created=5, left=7),
         ],
         placed=[
-            # Two containers and a restart, of which only one container requests a GPU.
+            # Two containers and a restart; only one container requests a GPU.
             placed_row("both", created=1, scheduled=3),
             placed_row("both", created=1, scheduled=3, container_id="id-2"),
             placed_row("both", created=1, scheduled=3, container="log", requested=None),
@@ -124,7 +124,7 @@ def test_groups_are_ranked_by_unmet_demand_and_have_their_reasons(tmp_path: Path
     waiting = [
         pending_row("small", created=1, queue="a"),
         pending_row("large", created=1, queue="b", requested='{"nvidia.com/gpu":"8"}', **gate),
-        # Refused for less time than it was gated.
+        # Unschedulable for less time than it was gated.
         pending_row(
             "large",
             created=1,
@@ -146,7 +146,7 @@ def test_groups_are_ranked_by_unmet_demand_and_have_their_reasons(tmp_path: Path
     assert found.rows[0]["reasons"] == "SchedulingGated: kueue.x-k8s.io/admission (1)"
     assert found.rows[1]["reasons"] == "no reason yet (1)"
     assert found.rows[2]["waiting_gpus"] is None
-    assert any("ns/claim (claim) has waited longest: 9h" in note for note in found.notes)
+    assert any("ns/claim (claim) has waited the longest: 9h" in note for note in found.notes)
 
 
 def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rightsizing: loads against a list of all minutes, and the changes that they allow."""
+"""Rightsizing: loads, compared with a list of all minutes, and the changes that they allow."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -52,7 +52,7 @@ def buckets(of: Distribution, values: Sequence[float]) -> Row:
 def day_of(
     day: int, pod: str, minutes: Sequence[Minute | None], *, share: float = 1, **fields: Value
 ) -> list[Row]:
-    """Return the rows of a day in which a pod had a device in these minutes.
+    """Return the rows of a day with these minutes, in which a device was allocated to a pod.
 
     A minute without a process is `None`.
     """
@@ -184,7 +184,7 @@ def test_a_small_load_gets_the_instance_that_saves_most() -> None:
     assert found["saved_gpu_hours"] == round(168 * 6 / 7, 2)
     assert (found["saved_cost"], found["currency"]) == (576.0, "USD")
     assert found["risk"] == "medium"
-    assert found["risk_reasons"] == ["the bandwidth that it needs is not measured"]
+    assert found["risk_reasons"] == ["memory bandwidth is not measured"]
 
 
 def test_a_measured_bandwidth_lowers_the_risk() -> None:
@@ -206,7 +206,7 @@ def test_gpus_that_no_pod_used_are_returned() -> None:
 def test_memory_on_an_unused_gpu_is_a_risk() -> None:
     holding = [Minute(busy=0, gib=30)] * 1440
     found = only(sized([*week("train", BUSY_DAY), *week("train", holding, gpu="GPU-b")]))
-    assert found["risk_reasons"] == ["a GPU without use held 30 GiB"]
+    assert found["risk_reasons"] == ["an unused GPU held 30 GiB"]
 
 
 def test_a_workload_needs_the_gpus_of_its_busiest_pod() -> None:
@@ -237,7 +237,7 @@ def test_another_model_of_the_cluster_is_recommended_if_it_saves_more() -> None:
     found = sized(rows).rows[0]
     assert found["recommendation"] == "1 x NVIDIA L4"
     assert (found["saved_gpu_hours"], found["saved_cost"]) == (168.0, 168 * 3.0)
-    assert found["risk_reasons"] == ["the speed of another model is taken from data sheets"]
+    assert found["risk_reasons"] == ["the speeds of the models are from data sheets"]
     elsewhere = [{**row, "cluster": "lab"} if row["model"] != H100 else row for row in rows]
     assert sized(elsewhere).rows[0]["recommended_model"] == H100
 
@@ -276,11 +276,11 @@ def test_an_instance_may_become_smaller() -> None:
         (week("chat", BUSY_DAY), "fits"),
         (week("chat", STEADY)[:-2], "history of 6 days; 7 are needed"),
         (week("chat", STEADY, share=1 / 4), "shares its GPUs"),
-        (week("chat", [None] * 1440), "never used; see the report waste"),
-        (week("chat", [Minute(0)] * 1440), "never used; see the report waste"),
+        (week("chat", [None] * 1440), "never used; see the report `waste`"),
+        (week("chat", [Minute(0)] * 1440), "never used; see the report `waste`"),
         (
             [allocated(24 * day, "chat", busy_ns=None, model=H100) for day in range(7)],
-            "its use is not known",
+            "its use is unknown",
         ),
         (
             [
@@ -291,11 +291,11 @@ def test_an_instance_may_become_smaller() -> None:
                     for counts in [buckets(BUSY, [50] * 144)]
                 ),
             ],
-            "10 % of its minutes have use by unknown processes",
+            "unknown processes used its GPUs in 10 % of minutes",
         ),
     ],
 )
-def test_a_workload_that_fits_or_is_not_known_gets_no_recommendation(
+def test_a_workload_that_fits_or_is_unknown_gets_no_recommendation(
     rows: list[Row], note: str
 ) -> None:
     answer = sized(rows)
@@ -335,7 +335,7 @@ def test_the_largest_saving_comes_first() -> None:
     assert names == ["Pod/much", "Pod/little", "Pod/large"]
 
 
-def test_the_explanation_has_the_data_the_rule_and_what_speaks_against_it() -> None:
+def test_the_explanation_has_the_data_the_rule_and_the_risks() -> None:
     notes = sized(week("chat", STEADY), explain="ns/Pod/chat").notes
     assert notes == [
         "Whole days from 2026-10-01T00:00:00Z to 2026-10-08T00:00:00Z.",
@@ -353,8 +353,8 @@ def test_the_explanation_has_the_data_the_rule_and_what_speaks_against_it() -> N
         "Costs are in USD.",
     ]
     assert notes[7] == (
-        f"1 x {H100} 1g.10gb saves 144.0 GPU-hours and 576.00 USD; risk medium: the bandwidth that"
-        " it needs is not measured."
+        f"1 x {H100} 1g.10gb saves 144.0 GPU-hours and 576.00 USD; risk medium: memory bandwidth"
+        " is not measured."
     )
     assert [note.split()[6] for note in notes[8:-2]] == ["1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb"]
 

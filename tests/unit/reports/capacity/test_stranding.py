@@ -1,4 +1,4 @@
-"""Free GPUs that pods of a mix cannot use, and the packing that strands the fewest."""
+"""Free GPUs that pods of a mix cannot use, before and after packing."""
 
 import csv
 import gzip
@@ -145,7 +145,7 @@ def test_pods_of_a_daemon_set_do_not_move() -> None:
     assert found.packed == found.now
 
 
-def test_a_packing_that_is_not_found_is_not_better() -> None:
+def test_without_a_better_packing_the_present_state_counts() -> None:
     """Each pod leaves one GPU of its node, wherever it runs."""
     found = measure([node(4, whole(0, 1, 2)) for _ in range(3)], {Shape(3): 1})
     assert found.now.total == found.packed.total == 3 * WHOLE
@@ -168,7 +168,7 @@ def test_cpu_counts_only_if_it_is_known_of_all(unknown: str) -> None:
     assert found.now.total == 0
 
 
-def test_a_better_packing_is_found_of_a_shared_gpu() -> None:
+def test_shares_of_gpus_are_packed() -> None:
     """Two halves on two GPUs; packed, one GPU is whole again."""
     halves = node(2, Pod({"GPU-0": HALF}), Pod({"GPU-1": HALF}))
     found = measure([halves], {Shape(1): 1})

@@ -1,4 +1,4 @@
-"""Waste: the sums and the SQL against a bookkeeper that looks at each minute of each device."""
+"""Waste: the SQL, compared with a model that checks each minute of each device."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ GIB: Final = 1 << 30
 PRICE: Final = 2.0
 POLICY: Final = parse_policy("prices: [{name: all, per_gpu_hour: 2}]")
 FIRST_HOUR: Final = 93
-"""The hour of the window in which a world begins: after four days, the days are read separately."""
+"""The hour of the window at which a world begins, shortly before the end of the first slice."""
 Minutes = frozenset[int]
 
 
@@ -165,7 +165,7 @@ class World:
 
 
 def runs(until: int) -> st.SearchStrategy[Minutes]:
-    """Draw a few sequences of minutes, of the lengths that the limits tell apart."""
+    """Draw a few sequences of minutes, with lengths below and above the limits."""
     run = st.tuples(st.integers(0, until - 1), st.sampled_from([1, 7, 30, 61, 130]))
     return st.lists(run, max_size=3).map(
         lambda found: frozenset(m for at, n in found for m in range(at, min(until, at + n)))
@@ -342,7 +342,7 @@ def test_unknown_time_is_not_waste_and_is_noted(tmp_path: Path) -> None:
     assert [note.partition(" GPU-hours ")[2][:30] for note in found.notes[:3]] == [
         "may be allocated, but the kube",
         "are allocated, but their use i",
-        "are of hours whose minutes an ",
+        "are from hours that an earlier",
     ]
 
 
