@@ -1,11 +1,11 @@
-"""How many minutes had a low or a high value: the bucket columns of `usage_hourly`.
+"""Distributions of minutes by value: the bucket columns of `usage_hourly` and `usage_daily`.
 
-A `Distribution` has one column per bucket: the number of minutes whose value is above the former
-bound, and at most the column's own. Counts of several rows, hours and devices add up, in plain SQL
-and on any engine, and percentiles come from the sums. A percentile is the upper bound of the bucket
-that contains it, so the true value is between the former bound and this one.
+A `Distribution` has one column per bucket: the number of minutes whose value is above the previous
+bound, and at most the column's own. Counts of rows, hours and devices can be added in plain SQL, on
+any engine, and percentiles are derived from the sums. A percentile is the upper bound of its
+bucket, so the true value is between the previous bound and this one.
 
-For the row's category `idle`, the busy time is the time in which kernels of anybody ran in the
+In rows of the category `idle`, busy time is the time in which kernels of any process ran in the
 allocated part. Negative values count in the first bucket.
 """
 
@@ -20,16 +20,16 @@ _MORE: Final = "more"
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """A quantity of a minute, and the columns that count minutes by it."""
+    """A quantity that each minute has, and the columns that count minutes by its value."""
 
     name: str
     """Prefix of the columns."""
     bounds: tuple[int, ...]
-    """The largest value of each bucket, in the unit of the columns' names."""
+    """The upper bound of each bucket, in the unit of the column names."""
     unit: int
-    """The size of this unit, in the quantity's own: nanoseconds or bytes."""
+    """The size of the bounds' unit in nanoseconds or bytes, the unit of the quantity."""
     has_more: bool = False
-    """Whether a last bucket counts the values above all bounds; otherwise the last bound does."""
+    """Whether an extra bucket counts values above all bounds. Otherwise, the last bucket does."""
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class Distribution:
 
     @property
     def minutes_sql(self) -> str:
-        """The SQL aggregate for the number of minutes that have a value; null if there are none."""
+        """The SQL aggregate for the number of minutes with a value; null without counts."""
         return self._first_sql(len(self.columns))
 
     def percentile_sql(self, percent: int) -> str:
@@ -60,7 +60,7 @@ class Distribution:
         return " + ".join(f"sum({column})" for column in self.columns[:count])
 
     def percentile(self, counts: Sequence[int], percent: int) -> int | None:
-        """Return the same percentile of counts in the order of the columns."""
+        """Return the percentile of counts, as `percentile_sql` does. Counts are in column order."""
         total, so_far = sum(counts), 0
         for bound, count in zip(self.bounds, counts, strict=not self.has_more):
             so_far += count
@@ -74,20 +74,20 @@ _PERCENT_OF_A_MINUTE: Final = 600_000_000
 BUSY: Final = Distribution(name="busy_minutes", bounds=_PERCENTS, unit=_PERCENT_OF_A_MINUTE)
 """Percent of the minute in which kernels ran on the device."""
 DRAM: Final = Distribution(name="dram_minutes", bounds=_PERCENTS, unit=_PERCENT_OF_A_MINUTE)
-"""Percent of the minute with work on the memory interface; null without the chip's counters."""
+"""Percent of the minute in which the memory interface worked; null without the chip's counters."""
 MEMORY: Final = Distribution(
     name="memory_minutes",
     bounds=(1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192),
     unit=GIB,
     has_more=True,
 )
-"""Mean memory of the minute in GiB, by the sizes of GPUs and MIG profiles."""
+"""Mean memory of the minute in GiB. The bounds are sizes of GPUs and MIG profiles."""
 DISTRIBUTIONS: Final = (BUSY, DRAM, MEMORY)
 MEMORY_MAX: Final = "memory_bytes_max"
 """The largest mean memory of a minute."""
 ALLOCATED: Final = "allocated_minutes"
-"""Bitmap of an hour: bit m is set if the device was allocated in minute m, and its use is known at
-least in part."""
+"""Bitmap of an hour: bit m is set if the device was allocated in minute m, and at least part of its
+use in this minute is known."""
 USED: Final = "used_minutes"
 """Bitmap of an hour: bit m is set if kernels ran in minute m."""
 BITMAPS: Final = (ALLOCATED, USED)

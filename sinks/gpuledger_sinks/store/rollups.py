@@ -62,11 +62,11 @@ HOURS_A_DAY: Final = 24
 _HISTORY: Final = 10_000
 """Maximum number of commits to read: a week with one per minute."""
 _SLICE_ROWS: Final = 1_000_000
-"""Approximate number of source rows to sum up at a time, so that their minutes take less than a
-gigabyte: an hour of 4,000 GPUs."""
+"""Approximate number of source rows to sum up at a time: an hour of 4,000 GPUs, whose minutes take
+less than a gigabyte."""
 _HUGE: Final = 2**47
-"""Amounts above this (39 hours in nanoseconds) are invented; the sum of 65,536 such amounts may
-exceed 64 bits."""
+"""Amounts above this (39 hours in nanoseconds) are implausible. The sum of 65,536 such amounts
+could exceed 64 bits."""
 _HUGE_BYTE_TIME: Final = 10**33
 _BYTE_TIMES: Final = frozenset({"memory_byte_ns", "measured_memory_byte_ns"})
 _SUMS: Final = (
@@ -114,11 +114,11 @@ class Period:
     hours: int
     """Length of a period in hours."""
     of_minutes: Mapping[str, str] = field(default_factory=dict)
-    """The SQL of columns that are computed from each minute's sums before they are aggregated."""
+    """SQL of target columns that are computed for each minute, and then aggregated."""
 
 
 def _bucket_sql(distribution: Distribution, value: str) -> str:
-    """Return the SQL for the index of a value's bucket; null for null."""
+    """Return SQL for the index of a value's bucket; null if the value is null."""
     cases = " ".join(
         f"WHEN {value} <= {bound * distribution.unit} THEN {index}"
         for index, bound in enumerate(distribution.bounds)
@@ -141,7 +141,8 @@ _MINUTE_VALUES: Final[Sequence[Mapping[str, str]]] = (
         MEMORY.name: _bucket_sql(MEMORY, "memory_bytes"),
     },
 )
-"""The SQL of values that a minute has, after the sums, in two steps."""
+"""SQL of values that are computed from the sums of a minute. The second mapping uses values of the
+first one."""
 _OF_MINUTES: Final[Mapping[str, str]] = {
     **{
         column: f"CAST({each.name} = {index} AS BIGINT)"
@@ -154,6 +155,7 @@ _OF_MINUTES: Final[Mapping[str, str]] = {
     " WHEN allocated_ns IS NOT NULL THEN 0 END",
     USED: "CASE WHEN used_ns > 0 THEN bit WHEN used_ns IS NOT NULL THEN 0 END",
 }
+"""SQL of the columns of `usage_hourly` that are aggregated from the values of minutes."""
 HOURLY: Final = Period(
     source=USAGE,
     source_column="minute",
@@ -176,9 +178,9 @@ def sums_sql(
 ) -> str:
     """Return the SQL that sums rows of the period's source into rows of its target table.
 
-    `where` selects the source rows. Rows with invented amounts stay separate, so that no sum
-    exceeds its column. `has` are the columns of the source table, all of them if absent; sums of
-    missing columns are null.
+    `where` selects the source rows. Rows with implausible amounts stay separate, so that no
+    sum overflows its column. `has` are the columns of the source table, by default all of them.
+    Sums of missing columns are null.
     """
     read = {
         column.name: f'"{column.name}"'
@@ -198,9 +200,9 @@ def sums_sql(
     made = {column.name: f'"{column.name}"' for column in period.target.columns}
     made[unit] = f"date_trunc('{unit}', {period.source_column})"
     # The second query reads almost nothing: files without such rows are excluded by statistics.
-    alone = _select_sql(read, f"{relation} WHERE ({where}) AND ({huge})")
-    alone = _select_sql(made | dict.fromkeys(period.of_minutes, "NULL"), f"({alone})")
-    return f"{_sums_sql(made | {**period.of_minutes}, rows)} UNION ALL {alone}"
+    separate = _select_sql(read, f"{relation} WHERE ({where}) AND ({huge})")
+    separate = _select_sql(made | dict.fromkeys(period.of_minutes, "NULL"), f"({separate})")
+    return f"{_sums_sql(made | {**period.of_minutes}, rows)} UNION ALL {separate}"
 
 
 def _sums_sql(values: Mapping[str, str], rows: str) -> str:
@@ -222,7 +224,7 @@ def _listed(values: Mapping[str, str]) -> str:
 
 
 def _huge_sql(has: Collection[str] | None) -> str:
-    """Return the SQL condition that a row has an invented amount."""
+    """Return the SQL condition that a row has an implausible amount."""
     bounds = {
         name: _HUGE_BYTE_TIME if name in _BYTE_TIMES else _HUGE
         for name in _SUMS
