@@ -1,14 +1,14 @@
 """Estimates the time of the driver's clock, and the interval of that clock that a tick covers.
 
 The driver divides time into sampling windows and returns a window's sample after the window has
-closed. The time that a tick covers therefore ends some windows before the tick, and begins exactly
-at the end of the previous tick's covered time. A start or end of load is then in one tick or split
-between two, but is never lost or counted twice.
+closed. The time that a tick covers therefore ends up to a few windows before the tick, and begins
+exactly where the previous tick's covered time ended. Load that starts or ends is then counted in
+one tick, or split between two, but never lost or counted twice.
 
-Only time stamps of samples reveal the driver's clock. The clock has reached at least the newest
-stamp. If that stamp belongs to the latest window, the clock is at most one window further. From
-answer to answer (`sync`) and from tick to tick, both bounds advance with our clock and converge. If
-they contradict each other, the driver's clock has jumped, and the estimate starts again.
+Only timestamps of samples reveal the driver's clock. The clock is at least at the newest timestamp.
+If this timestamp belongs to the latest window, the clock is at most one window later. From answer
+to answer (`sync`) and from tick to tick, both bounds advance with our clock and converge. If they
+contradict each other, the driver's clock has jumped, and the estimate starts over.
 
 Some drivers return no samples for idle windows. `freshness` decides once per answer whether the
 newest sample belongs to the latest window. If the utilization rates have shown that a driver omits
@@ -41,13 +41,13 @@ this distance, all covered windows have closed by the time of the tick."""
 _MAX_LAG_WINDOWS: Final = 2
 BEHIND_WINDOWS: Final = 1.1
 """If the newest sample is older than this, the driver has omitted later ones. The excess over 1
-allows for a window that is about to close, and for stamps that jitter by a hundredth of a window.
+allows for a window that is about to close, and for timestamps that jitter by 1 % of a window.
 """
 DRIFT_RATIO: Final = 0.0005
 """Maximum drift between two clocks of one machine."""
 # Bounds that contradict each other by more than this part of a window belong to different clocks.
 _MAX_CONTRADICTION: Final = 0.5
-# Maximum part of the covered time without samples that does not count as a gap, because stamps
+# Maximum part of the covered time without samples that does not count as a gap, because timestamps
 # jitter.
 _MAX_GAP_WINDOWS: Final = 0.5
 # Up to this ratio, a longer estimate of the window's length is the same length, measured again.
@@ -76,7 +76,7 @@ class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.latest_us - elapsed_us * (1 - DRIFT_RATIO)
 
     def widen(self, more_us: float) -> "DriverClock":
-        """Return the clock with a later maximum, because the maximum was computed wrongly."""
+        """Return the clock with a later maximum, because its window length was too short."""
         return replace(self, latest_us=self.latest_us + more_us)
 
 
@@ -109,14 +109,14 @@ def freshness(
     late_us: float = 0.0,
     loses_windows: bool = False,
 ) -> Freshness:
-    """Return whether the sample with the stamp `newest_us` belongs to the latest window.
+    """Return whether the sample with the timestamp `newest_us` belongs to the latest window.
 
     `newest_percent` is the sample's value; `None` if no stored answer contains the sample.
     `rate_percent` is the utilization in the latest window, queried before the samples; `None` if
     the driver does not report it. By our clock, all windows up to `closed_us` have closed.
     `window_us` is the length of a window; if it is `None`, the maximum length is assumed.
-    `skips_idle` is whether the driver is known to return no samples of idle windows, `late_us` how
-    late its samples have come, and `loses_windows` whether it loses samples of used windows.
+    `skips_idle` is whether the driver is known to omit samples of idle windows, `late_us` how late
+    its samples have arrived, and `loses_windows` whether it loses samples of used windows.
     """
     behind_us = closed_us - newest_us if closed_us else 0.0
     window_us = window_us or LONGEST_WINDOW_US
@@ -164,8 +164,8 @@ def sync(
 ) -> ClockSync:
     """Return the bounds after an answer whose newest sample, `newest_us`, is of the latest window.
 
-    An answer soon after the end of a window shows the minimum best, an answer soon before the end
-    shows the maximum. If the answer contradicts the earlier ones, `before`, only the answer counts.
+    An answer shortly after the end of a window gives the best minimum; shortly before the end, it
+    gives the best maximum. If the answer contradicts the earlier bounds `before`, only it counts.
     """
     waited_us = (given.answered_ns - given.requested_ns) / NS_PER_US
     fresh = ClockSync(given.answered_ns, newest_us, newest_us + waited_us * (1 + DRIFT_RATIO))
@@ -193,11 +193,11 @@ def advance(
 ) -> tuple[DriverClock, Interval]:
     """Return the driver's clock at a tick, and the interval of that clock that the tick covers.
 
-    `before` is the clock at the previous tick, `newest_us` the newest stamp, and `interval_us` the
-    time between the two ticks. If the driver's clock jumps, the covered interval jumps too. If
+    `before` is the clock at the previous tick, `newest_us` the newest timestamp, and `interval_us`
+    the time between the two ticks. If the driver's clock jumps, the covered interval jumps too. If
     `is_latest` is false, the driver has omitted windows that closed after `newest_us`. `shown` is
-    the minimum and maximum of the driver's clock now, derived from earlier stamps; `None` if no
-    earlier stamp shows them. `wait_us` is how late samples come.
+    the minimum and maximum of the driver's clock now, derived from earlier timestamps; `None` if no
+    earlier timestamp shows them. `wait_us` is how late samples arrive.
     """
     fresh = shown or (float(newest_us), newest_us + window_us)
     earliest_us, latest_us = _bounds(
@@ -226,9 +226,9 @@ def _bounds(
 ) -> tuple[float, float]:
     """Return the minimum and maximum of the driver's clock at a tick.
 
-    `fresh` are the bounds that the tick's stamps show. They are combined with the bounds of the
+    `fresh` are the bounds that the tick's timestamps show. They are combined with the bounds of the
     previous tick, advanced by `interval_us`. If the two contradict each other, the result is
-    `fresh`. If `is_known` is false, the stamps do not limit the maximum.
+    `fresh`. If `is_known` is false, the timestamps do not limit the maximum.
     """
     if before is None:
         return fresh
@@ -239,7 +239,7 @@ def _bounds(
         latest_us = min(fresh[1], latest_us)
     if earliest_us - latest_us > _MAX_CONTRADICTION * window_us:
         return fresh
-    # A small contradiction comes from a slightly late stamp: swap the bounds.
+    # A small contradiction comes from a slightly late timestamp: swap the bounds.
     return min(earliest_us, latest_us), max(earliest_us, latest_us)
 
 
@@ -289,12 +289,12 @@ def find_cover(
     tick. `window` is the present estimate of the window length, and `known_window_us` the length
     assumed in the previous tick. `newest` is whether the newest sample belongs to the latest
     window. `synced` are the clock's bounds from all answers; `None` if no answer has shown it. If
-    `is_one_timeline` is false, some stamps may be from before the clock was set back. `late_us` is
-    how late samples come. If `loses_windows`, the driver loses samples at random, so the mean of
-    the others applies to the whole time.
+    `is_one_timeline` is false, some timestamps may precede a backward step of the clock. `late_us`
+    is how late samples arrive. If `loses_windows` is true, the driver loses samples at random, so
+    the mean of the others applies to the whole time.
     """
     clock, interval, has_leapt = before, None, False
-    window_us, interval_us = window.usual_us, interval_ns / 1000
+    window_us, interval_us = window.usual_us, interval_ns / NS_PER_US
     if before and window_us > _LONGER * known_window_us:
         # The maximum was computed with windows that were assumed too short.
         before = before.widen(window_us - known_window_us)
@@ -348,7 +348,7 @@ def _has_leapt(
 ) -> bool:
     """Return whether the driver's clock has jumped between two ticks.
 
-    It has jumped if it advanced by over a window more or less than our clock.
+    It has jumped if its advance differs from our clock's by more than a window.
     """
     if before is None:
         return False
