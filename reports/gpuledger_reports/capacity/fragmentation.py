@@ -90,7 +90,7 @@ def _evidence(
             for states in zip(*((each.now, each.packed) for each in found.values()), strict=True)
         )
         words = (
-            f"pods of {kind.describe(size)} ({part:.0%} of all) can use"
+            f"pods of {kind.describe(size)} ({100 * part:.0f} % of all) can use"
             f" {_amount(free - now / part)} of {_amount(free)} free GPUs now, and"
             f" {_amount(free - packed / part)} if packed"
         )

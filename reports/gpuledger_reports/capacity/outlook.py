@@ -135,7 +135,7 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
     if name.startswith("full_days_") and row["method"] and value is None:
         return f"> {row['horizon_days']}"
     if name == "coverage_80" and value is not None:
-        return f"{value:.0%}"
+        return f"{100 * value:.0f} %"
     return plain_cell(name, row)
 
 
