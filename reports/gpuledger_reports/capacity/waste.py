@@ -12,7 +12,7 @@ The window is read in slices of days, each in these steps:
 1. `parties`: the hours of each device by holder, from `usage_hourly`.
 2. `devices`: allocated hours of known holders, with a bitmap of idle minutes.
 3. `stretches`: the idle stretches of holders; `open_stretches` continue in the next slice.
-4. `day_sums`: sums by identity and day, with the minutes that each limit would have reclaimed.
+4. `slice_sums`: sums by identity and day, with the minutes that each limit would have reclaimed.
 """
 
 from collections import Counter, defaultdict
