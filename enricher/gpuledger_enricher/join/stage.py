@@ -7,6 +7,7 @@ and incidents. It uses neither asyncio nor a bus client; `worker` does the I/O.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -101,7 +102,9 @@ class JoinStage:
         self.pods_completeness = Completeness(component=PODWATCH, topic=topics.pods.name)
         self._watermarks_from = watermarks_from
         self._watermark_decoder = Decoder(topic=topics.watermarks.name, record=Watermark)
-        self._is_placed = is_placed
+        self._reject_misplaced = partial(
+            reject_misplaced, is_placed=is_placed, dead_letters=dead_letters
+        )
         self._sample_decoder = Decoder(topic=topics.samples.name, record=NodeSample)
         self._pod_decoder = Decoder(topic=topics.pods.name, record=PodRecord)
         self._progress_decoder = Decoder(topic=topics.progress.name, record=NodeProgress)
@@ -277,11 +280,12 @@ class JoinStage:
         events: list[Message] = []
         now_ns = self._time_ns()
         for record, sample in self._dead_letters.decode(self._sample_decoder, records):
-            if self._reject_misplaced(record, node=node_key(sample)):
+            node = node_key(sample)
+            if self._reject_misplaced(record, node=node):
                 continue
             made: tuple[Message, ...] = ()
             try:
-                made = self._take_sample(record, sample, now_ns=now_ns)
+                made = self._take_sample(record, sample, node=node, now_ns=now_ns)
             except InvalidTickError as error:
                 detail = f"{record.topic}: {error}"
                 self._dead_letters.reject(record, reason="invalid", detail=detail)
@@ -289,7 +293,7 @@ class JoinStage:
                 detail = f"{record.topic}: its event would be too large: {error}"
                 self._dead_letters.reject(record, reason="too_large", detail=detail)
             if not made:
-                self._watermarks[record.partition].skip(node_key(sample), offset=record.offset)
+                self._watermarks[record.partition].skip(node, offset=record.offset)
             events += made
         metrics.TICKS_TOTAL.inc(len(records))
         self._observer.report(now_ns)
@@ -332,11 +336,10 @@ class JoinStage:
         self._descriptions.clear()
 
     def _take_sample(
-        self, record: Record, sample: NodeSample, *, now_ns: int
+        self, record: Record, sample: NodeSample, *, node: str, now_ns: int
     ) -> tuple[Message, ...]:
         """Book a tick if it is new; the time of a tick that cannot be booked becomes a gap."""
         watermarks = self._watermarks[record.partition]
-        node = node_key(sample)
         watermark = watermarks.of(node)
         if watermark and is_duplicate(sample, watermark):
             self._observer.observe_duplicate(record, sample, watermark, now_ns=now_ns)
@@ -375,7 +378,12 @@ class JoinStage:
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
-            self.pods.keep_named(descriptions.users, node=node, time_ns=sample.time_ns)
+            self.pods.keep_named(
+                descriptions.users,
+                cluster=sample.cluster,
+                node=sample.node,
+                time_ns=sample.time_ns,
+            )
             if descriptions.namespaces_left_out:
                 metrics.PLACES_CUT_TOTAL.labels(what="namespaces").inc()
             self._observer.observe_event(
@@ -404,11 +412,12 @@ class JoinStage:
         partition.
         """
         value = encode(made)
-        if size_bytes(record.key, value) > MAX_MESSAGE_BYTES and isinstance(made, GpuEvent):
+        size = size_bytes(record.key, value)
+        if size > MAX_MESSAGE_BYTES and isinstance(made, GpuEvent):
             # Entries must be published even if the descriptions are too large.
             metrics.PLACES_CUT_TOTAL.labels(what="event").inc()
             value = encode(replace(made, namespaces=None, node_description=None))
-        size = size_bytes(record.key, value)
+            size = size_bytes(record.key, value)
         if size <= MAX_MESSAGE_BYTES:
             return (Message(record.key, value, record.timestamp_ms),)
         detail = (
@@ -426,12 +435,6 @@ class JoinStage:
         )
         self._dead_letters.reject(record, reason="seq_ahead", detail=detail)
         return ()
-
-    def _reject_misplaced(self, record: Record, *, node: str, key: str | None = None) -> bool:
-        """Reject a record under a wrong key or in the wrong partition; return whether it was."""
-        return reject_misplaced(
-            record, node=node, key=key, is_placed=self._is_placed, dead_letters=self._dead_letters
-        )
 
 
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:

@@ -719,12 +719,12 @@ class ClusterPods:
             pods.remove(uid, partition=partition, time_ns=time_ns)
             self._drop_empty()
 
-    def keep_named(self, uids: Collection[str], *, node: str, time_ns: int) -> None:
-        """Keep the pods that a tick contains, by the node's key (`PodCache.keep_named`)."""
-        cluster, name = split_key(node)
-        if pods := self._clusters.get(cluster):
-            pods.keep_named(uids, node=name, time_ns=time_ns)
-            if not len(pods):
+    def keep_named(self, uids: Collection[str], *, cluster: str, node: str, time_ns: int) -> None:
+        """Keep the pods that a node's tick contains (`PodCache.keep_named`)."""
+        pods = self._clusters.get(cluster)
+        if pods is not None:
+            pods.keep_named(uids, node=node, time_ns=time_ns)
+            if not pods:
                 self._drop_empty()
 
     def forget_node(self, node: str) -> None:
