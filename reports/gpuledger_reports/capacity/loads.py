@@ -64,10 +64,15 @@ GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
 """SQL of each device by holder."""
 _HELD: Final = f"""
 CREATE OR REPLACE TEMP TABLE held AS
-WITH holders AS (
-    SELECT holder, count(DISTINCT device) AS gpus,
-        count(DISTINCT device) FILTER (is_used) AS used_gpus
-    FROM device_loads GROUP BY holder
+WITH days AS (
+    SELECT {HOLDER} AS holder,
+        count(DISTINCT (node, gpu_uuid)) FILTER (allocated_gpu_hours > 0) AS gpus,
+        count(DISTINCT (node, gpu_uuid)) FILTER (category <> 'idle' AND busy_ns > 0) AS used_gpus
+    FROM usage_daily_unnamed WHERE {_WINDOW} GROUP BY holder, day HAVING gpus > 0
+), holders AS (
+    SELECT holder, quantile_disc(gpus, 0.5) AS gpus,
+        least(max(used_gpus), quantile_disc(gpus, 0.5)) AS used_gpus
+    FROM days GROUP BY holder
 ), unknown AS (
     SELECT hash(cluster, node, gpu_uuid) AS device, day,
         sum({" + ".join(BUSY.columns[1:])}) AS minutes
@@ -82,7 +87,9 @@ SELECT *, bool_or(coalesce(is_used, false)) OVER (PARTITION BY holder, device)
     OR used_gpus = 0 AS has_load
 FROM device_loads JOIN holders USING (holder) LEFT JOIN disturbed USING (holder, device, since)
 """  # noqa: S608  # as above
-"""SQL of each device by holder, with the number of the holder's devices."""
+"""SQL of each device by holder, with the number of devices that the holder has at once.
+
+It is the median of the days, because a day on which a job moves to other devices has those, too."""
 _BUCKET_SUMS: Final = f"""
 SELECT identity, since, gpus, {", ".join(f"sum({name})::BIGINT AS {name}" for name in _BUCKETS)}
 FROM (
@@ -162,12 +169,12 @@ class Workload:
 
     @property
     def gpus(self) -> int:
-        """The largest number of devices of a pod."""
+        """The largest number of devices that a pod has at once."""
         return int(self._maximum("gpus"))
 
     @property
     def used_gpus(self) -> int:
-        """The largest number of devices that a pod used."""
+        """The largest number of devices that a pod used on a day; at most those that it has."""
         return int(self._maximum("used_gpus"))
 
     @property

@@ -137,7 +137,7 @@ def test_percentiles_are_those_of_all_minutes_rounded_up_to_a_bound(
     rows = [
         row
         for at, minutes in enumerate(devices)
-        for row in day_of(at, "chat", minutes, gpu=f"GPU-{at}")
+        for row in day_of(0, "chat", minutes, gpu=f"GPU-{at}")
     ]
     (found,) = sized(rows).rows
     is_used = [any(minute and minute.busy for minute in minutes) for minutes in devices]
@@ -201,6 +201,17 @@ def test_gpus_that_no_pod_used_are_returned() -> None:
     assert (found["gpus"], found["used_gpus"], found["risk"]) == (2, 1, "low")
     assert found["recommendation"] == f"1 x {H100}"
     assert (found["saved_gpu_hours"], found["saved_cost"]) == (168.0, 672.0)
+
+
+def test_gpus_that_a_pod_had_one_after_another_are_one() -> None:
+    """It moved on the fourth day. The GPU that it left was never used."""
+    rows = [
+        *(row for day in range(4) for row in day_of(day, "train", [None] * 1440)),
+        *(row for day in range(3, 7) for row in day_of(day, "train", BUSY_DAY, gpu="GPU-b")),
+    ]
+    found = only(sized(rows))
+    assert (found["gpus"], found["used_gpus"]) == (1, 1)
+    assert (found["recommendation"], found["note"]) == (None, "fits")
 
 
 def test_memory_on_an_unused_gpu_is_a_risk() -> None:
