@@ -7,6 +7,8 @@ pod that used none of its devices has a load of 0 %.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import duckdb
@@ -53,9 +55,11 @@ SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS
     max(CASE category WHEN 'idle' THEN {IDENTITY_HASH} END) AS identity,
     sum(allocated_gpu_hours) AS hours, min(day) AS hour,
     min(day) FILTER ({_IS_KNOWN}) AS first_day, max(day) FILTER ({_IS_KNOWN}) AS last_day,
+    bitstring_agg(epoch_us(day) // {DAY_US}, {{first}}, {{last}}) FILTER ({_IS_KNOWN}) AS days,
     sum({" + ".join(BUSY.columns)}) FILTER (category = 'idle') AS minutes,
     sum(allocated_ns - coalesce(unresponsive_ns, 0)) FILTER (category = 'idle') / 6e10 / minutes
         AS share,
+    sum(allocated_ns) FILTER (category = 'idle') / 6e10 AS allocated_minutes,
     sum(busy_ns) FILTER (category <> 'idle') > 0 AS is_used,
     max({MEMORY_MAX}) FILTER (category <> 'idle') AS memory_max
 FROM usage_daily_unnamed WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
@@ -104,9 +108,9 @@ _LOADS: Final = f"""
 CREATE OR REPLACE TEMP TABLE loads AS
 WITH sums AS (
     SELECT identity, since, gpus, max(used_gpus) AS used_gpus, sum(hours) AS hours,
-        min(hour) AS hour, min(first_day) AS first_day, max(last_day) AS last_day,
-        max(share) AS share, sum(minutes) FILTER (has_load) AS minutes,
-        sum(unknown_minutes) AS unknown_minutes,
+        min(hour) AS hour, bit_or(days) AS days, sum(minutes) AS known_minutes,
+        sum(allocated_minutes) AS allocated_minutes, max(share) AS share,
+        sum(minutes) FILTER (has_load) AS minutes, sum(unknown_minutes) AS unknown_minutes,
         max(memory_max) FILTER (NOT has_load) AS unused_memory,
         max(memory_max) FILTER (has_load) AS memory_max
     FROM held GROUP BY identity, since, gpus
@@ -121,8 +125,9 @@ FROM sums LEFT JOIN counts USING (identity, since, gpus)
 _WORKLOADS: Final = f"""
 SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in BY)}, {", ".join(PRICED)},
     memory_slices, gpu_memory_slices, since, gpus, max(used_gpus) AS used_gpus,
-    sum(hours) AS hours, min(first_day)::DATE AS first_day, max(last_day)::DATE AS last_day,
-    max(share) AS share, sum(minutes) AS minutes, sum(unknown_minutes) AS unknown_minutes,
+    sum(hours) AS hours, bit_or(days) AS days, sum(known_minutes) AS known_minutes,
+    sum(allocated_minutes) AS allocated_minutes, max(share) AS share,
+    sum(minutes) AS minutes, sum(unknown_minutes) AS unknown_minutes,
     max(unused_memory) AS unused_memory, max(memory_max) AS memory_max,
     {", ".join(f"sum(sum_{name}) AS {name}" for name in _BUCKETS)}
 FROM {{loads}} GROUP BY ALL
@@ -190,10 +195,13 @@ class Workload:
 
     @property
     def history_days(self) -> int:
-        """The days from its first to its last day with known use."""
-        firsts = [part["first_day"] for part in self.parts if part["first_day"]]
-        lasts = [part["last_day"] for part in self.parts if part["last_day"]]
-        return (max(lasts) - min(firsts)).days + 1 if firsts else 0
+        """The number of days with known use."""
+        return reduce(or_, (int(part["days"] or "0", 2) for part in self.parts)).bit_count()
+
+    @property
+    def known_ratio(self) -> float:
+        """The part of the allocated time in which it is known whether the devices were used."""
+        return self._sum("known_minutes") / self._sum("allocated_minutes")
 
     @property
     def is_shared(self) -> bool:
@@ -264,7 +272,9 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, window: Window, terms: Ter
     """Return the workloads of whole days, in order of their names."""
     limits = window._asdict()
     connection.execute(identities_sql("usage_daily", "day"), limits)
-    connection.execute(_DEVICES.format(since=terms.since_sql("day")), limits)
+    first, last = (time_us // DAY_US for time_us in (window.begin_us, window.end_us - 1))
+    devices = _DEVICES.format(since=terms.since_sql("day"), first=first, last=last)
+    connection.execute(devices, limits)
     connection.execute(_HELD, limits)
     kept, sums = "CREATE OR REPLACE TEMP TABLE bucket_sums AS", terms.since_sql("day")
     for begin_us in range(*window, _SLICE_DAYS * DAY_US):

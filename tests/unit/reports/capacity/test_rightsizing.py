@@ -286,6 +286,11 @@ def test_an_instance_may_become_smaller() -> None:
     [
         (week("chat", BUSY_DAY), "fits"),
         (week("chat", STEADY)[:-2], "history of 6 days; 7 are needed"),
+        (
+            [*day_of(0, "chat", STEADY), *day_of(29, "chat", STEADY)],
+            "history of 2 days; 7 are needed",
+        ),
+        (week("chat", STEADY[:10], share=144), "its use is known for only 1 % of its time"),
         (week("chat", STEADY, share=1 / 4), "shares its GPUs"),
         (week("chat", [None] * 1440), "never used; see the report `waste`"),
         (week("chat", [Minute(0)] * 1440), "never used; see the report `waste`"),
@@ -309,7 +314,7 @@ def test_an_instance_may_become_smaller() -> None:
 def test_a_workload_that_fits_or_is_unknown_gets_no_recommendation(
     rows: list[Row], note: str
 ) -> None:
-    answer = sized(rows)
+    answer = sized(rows, days=30)
     found = only(answer)
     assert (found["recommendation"], found["saved_gpu_hours"], found["risk"]) == (None,) * 3
     assert found["note"] == note
