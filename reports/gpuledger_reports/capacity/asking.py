@@ -22,6 +22,7 @@ from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
 from gpuledger_reports.reading.usage_sums import StoreReadError
 
+_MAX_DIGITS: Final = 18
 WINDOW_FORMS: Final = f"{RANGE_FORMS}; a duration ends with complete usage"
 NO_HOURS: Final = (
     "usage_hourly has no rows yet, because usage has not been summed up; run"
@@ -159,7 +160,8 @@ def _dimensions(report: Report, by: str) -> tuple[str, ...]:
 
 
 def _top(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
+    # Python converts at most 4,300 digits.
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and int(text)):
         raise ArgumentError(
             "top", f"invalid value {shorten(text, 40)!r}; give a whole number from 1"
         )
