@@ -43,7 +43,7 @@ from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
 LIMITS: Final = (30, 60, 120)
 """Minutes."""
 _RECLAIMED: Final = tuple(f"reclaimed_{limit}" for limit in LIMITS)
-_AMOUNTS: Final = ("allocated", "unused", "held", *_RECLAIMED)
+_AMOUNTS: Final = ("allocated", "unused", "idle_memory", *_RECLAIMED)
 _WHOLE_HOUR: Final = (1 << 60) - 1
 _SLICE_DAYS: Final = 4
 """The days that are in memory at once."""
@@ -143,7 +143,7 @@ WITH reclaimed AS (
 )
 SELECT identity, make_timestamptz(min(hour) * 3600000000) AS hour,
     sum(allocated_hours) AS allocated, sum(unused_hours) AS unused, count(allocated) AS known_hours,
-    sum(held_minutes * minute_hours) AS held, sum(held_minutes * gib) AS held_gib_minutes,
+    sum(held_minutes * minute_hours) AS idle_memory, sum(held_minutes * gib) AS held_gib_minutes,
     sum(held_minutes) FILTER (gib IS NOT NULL) AS held_minutes,
     {
     ", ".join(
@@ -156,7 +156,7 @@ SELECT identity, make_timestamptz(min(hour) * 3600000000) AS hour,
 FROM held LEFT JOIN reclaimed USING (holder, hour) GROUP BY identity
 """  # noqa: S608  # as above
 _SUMMED: Final = (
-    *("allocated", "unused", "held", "held_gib_minutes", "held_minutes", "known_hours"),
+    *("allocated", "unused", "idle_memory", "held_gib_minutes", "held_minutes", "known_hours"),
     *(f"reclaimed_{limit}" for limit in LIMITS),
 )
 _UNKNOWN: Final = """
@@ -245,7 +245,7 @@ class Waste:
                 "longest_idle_end": _time(begin + length),
                 "longest_idle_pod": pod,
             }
-        of_minutes = ("held", "reclaimed")
+        of_minutes = ("idle_memory", "reclaimed")
         return {
             name: None if not self.known_hours and name.startswith(of_minutes) else found.get(name)
             for name in _COLUMNS
