@@ -161,7 +161,7 @@ _SUMMED: Final = (
 )
 _UNKNOWN: Final = """
 SELECT count(DISTINCT hour) AS hours, sum(unknown_hours) AS unknown,
-    sum(unmeasured_hours) AS unmeasured,
+    sum(unmeasured_hours) FILTER (holder IS NOT NULL) AS unmeasured,
     sum(allocated_hours) FILTER (holder IS NOT NULL AND allocated IS NULL
         AND unmeasured_hours IS NULL) AS without_minutes
 FROM parties

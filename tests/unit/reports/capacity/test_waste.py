@@ -346,6 +346,12 @@ def test_unknown_time_is_not_waste_and_is_noted(tmp_path: Path) -> None:
     ]
 
 
+def test_the_rest_of_a_device_that_nobody_holds_is_not_noted_as_unknown_use(tmp_path: Path) -> None:
+    usage = [idle_hour(0, "notebook"), allocated(0, None, gpu="GPU-b", busy_ns=None)]
+    found = waste_in(tmp_path, 1, usage_hourly=usage)
+    assert found.notes == ["Costs are in USD."]
+
+
 def test_another_pods_use_does_not_hide_an_idle_pod(tmp_path: Path) -> None:
     usage = [idle_hour(0, "idler"), busy_hour(0, "thief", range(60), pod_uid="uid-thief")]
     (found,) = waste_in(tmp_path, 1, usage_hourly=usage).rows
