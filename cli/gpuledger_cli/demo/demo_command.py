@@ -95,7 +95,7 @@ app = App(
                 "gpuledger demo --for 20s --store demo-store\n"
                 "  gpuledger bill --store demo-store --by owner"
             ),
-            "A past month of a fleet with 45 GPUs, to try bills on": (
+            "A past month of a fleet with 45 GPUs, to try bills and capacity reports on": (
                 "gpuledger demo --play 31d --until 2026-11-01 --store month-store"
             ),
         },

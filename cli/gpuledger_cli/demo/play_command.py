@@ -193,6 +193,7 @@ def draw_played(played: Played, *, width: int, program: str) -> list[ScreenLine]
         ScreenLine("Next:", "bold"),
         ScreenLine(f"  {program} bill --store {store} {times} --by owner --prices {prices}"),
         ScreenLine(f"  {program} bill --store {store} {times} --by team,model --prices {prices}"),
+        ScreenLine(f"  {program} capacity summary --store {store} --prices {prices}"),
     ]
 
 

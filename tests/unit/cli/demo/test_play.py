@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -379,6 +380,19 @@ def test_the_command_prints_the_truth_and_a_bill_that_shows_it(
     assert lines["Deployment/chat"]["allocated_gpu_seconds"] == 86_400
     assert lines["Deployment/chat"]["cost"] == "12.00"
     assert main(["bill", "close", *bill[1:-2]]) == 0
+
+
+def test_the_commands_to_try_next_run_on_the_played_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet, store = tmp_path / "small.yaml", tmp_path / "my store"
+    fleet.write_text(SMALL)
+    options = ["--play", "1d", "--until", "2020-01-02", "--scenario", str(fleet)]
+    assert main(["demo", *options, "--store", str(store), "--format", "table"]) == 0
+    _, shown = capsys.readouterr().out.split("Next:\n")
+    commands = [shlex.split(line)[1:] for line in shown.splitlines() if line]
+    assert [command[0] for command in commands] == ["bill", "bill", "capacity"]
+    assert [main(command) for command in commands] == [0, 0, 0]
 
 
 def test_an_interrupted_play_reports_that_its_store_is_incomplete(tmp_path: Path) -> None:
