@@ -10,10 +10,12 @@ from typing import Final
 
 import duckdb
 
+from gpuledger_reports.capacity.demand import read_waiting
 from gpuledger_reports.capacity.node_states import Fleet, Kind, find_instants, read_fleet
 from gpuledger_reports.capacity.packing import Measured, measure
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
 from gpuledger_reports.capacity.stranding import CPU, MEMORY, WHOLE, Shape
+from gpuledger_reports.reading.times import HOUR_US
 
 _ADVISED_GPUS: Final = 1
 """Minimum mean number of stranded GPUs for advice to pack."""
@@ -26,6 +28,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "by_memory_gpus": "by RAM",
     "packed_gpus": "If packed",
     "stranded_gpus": "Stranded",
+    "unmet_gpus": "Unmet GPUs",
     "advice": "Advice",
 }
 
@@ -58,7 +61,7 @@ class _Group:
                 self.unknown.add("by_memory_gpus")
         self.evidence += _evidence(kind, found, mix)
 
-    def row(self) -> Row:
+    def row(self, unmet_gpus: float) -> Row:
         """Return the means over the instants, with advice if packing would help."""
         means = {
             name: None if name in self.unknown else round(total / len(self.instants), 2)
@@ -70,6 +73,7 @@ class _Group:
             "instants": len(self.instants),
             **means,
             "stranded_gpus": round(stranded, 2),
+            "unmet_gpus": round(unmet_gpus, 2),
             "advice": f"pack pods onto fewer nodes: {max(self.evidence)[1]}" if is_much else None,
         }
 
@@ -108,8 +112,14 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         mix, of_kind = fleet.mixes.get(kind, Counter()), fleet.nodes[kind]
         found = {at: measure(list(nodes.values()), mix) for at, nodes in of_kind.items()}
         groups[kind.key].add(kind, found, mix)
+    waiting = read_waiting(connection, question.by, window=question.window)
+    hours = (question.window.end_us - question.window.begin_us) / HOUR_US
     rows = [
-        {**dict(zip(question.by, key, strict=True)), **group.row()} for key, group in groups.items()
+        {
+            **dict(zip(question.by, key, strict=True)),
+            **group.row(sum(waiting.get(key, {}).values()) / hours),
+        }
+        for key, group in groups.items()
     ]
     rows.sort(key=lambda row: (-row["stranded_gpus"], -row["gpus"]))
     return Answer(rows=rows, notes=list(_notes(fleet, question, rows)))
@@ -140,7 +150,8 @@ REPORT: Final = Report(
         "`Unusable` is the free capacity that a pod cannot use, because its nodes lack GPUs, CPU or"
         " memory for the pod. It is a mean over all pods of the time range. `If packed` is the same"
         " after moving each running pod to the fullest node on which it fits. Their difference is"
-        " `Stranded`: 0 if packing gains nothing. Pods of DaemonSets stay on their nodes. Pods stay"
+        " `Stranded`: 0 if packing gains nothing. `Unmet GPUs` is the mean number of GPUs for which"
+        " pods waited, as in the report `queue`. Pods of DaemonSets stay on their nodes. Pods stay"
         " on GPUs of their pool, model and MIG profile. A pod without a node counts for the GPUs"
         " that other pods of its namespace used. `by CPU` and `by RAM` are empty if podwatch has"
         " not published the requests of all pods and the sizes of all nodes."

@@ -2,20 +2,28 @@
 
 The summary runs each other report once, with the report's defaults. A headline is the sum, minimum
 or maximum of a column. An action is a row of a report, with the money that the action would have
-saved in the time range.
+saved in the time range, or the value of the GPUs that waiting pods could have used.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import duckdb
 
 from gpuledger.store.query import quoted_name
 from gpuledger.time_ranges import write_duration
-from gpuledger_reports.capacity.report import Answer, Question, Report, Row, plain_cell
+from gpuledger_reports.capacity.report import (
+    GPU_DIMENSIONS,
+    Answer,
+    Question,
+    Report,
+    Row,
+    plain_cell,
+)
 from gpuledger_reports.pricing.money import minor_digits
 from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
-from gpuledger_reports.reading.times import HOUR_US, day_of
+from gpuledger_reports.reading.times import HOUR_US, Window, day_of, days_in
 
 _TEMPORARY: Final = "SELECT table_name FROM duckdb_tables() WHERE temporary"
 _SHOWN_ACTIONS: Final = 3
@@ -46,6 +54,7 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
         Headline("used", "Used"),
         Headline("mean_allocated", "Allocated, mean"),
         Headline("mean_used", "Used, mean"),
+        Headline("mean_free", "Cost of free GPUs", _MONEY),
     ),
     "waste": (
         Headline("unused_gpu_hours", "Allocated and unused", "GPU-hours"),
@@ -67,9 +76,16 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
     "faults": (
         Headline("failures", "Failures", "failures"),
         Headline("lost_gpu_hours", "Lost to failures", "GPU-hours"),
+        Headline("interrupted_gpu_hours", "Interrupted by failures", "GPU-hours"),
     ),
 }
 """The headlines by report."""
+PRICED: Final[Mapping[str, tuple[str, ...]]] = {
+    "fleet": tuple(GPU_DIMENSIONS),
+    "fragmentation": ("cluster", "pool", "model"),
+    "faults": ("cluster", "pool", "model", "node"),
+}
+"""The dimensions that determine the prices of a report that has no costs."""
 
 
 class Advice(NamedTuple):
@@ -82,8 +98,10 @@ class Advice(NamedTuple):
     """Columns whose sum is the saving: `…_cost`, `…_gpu_hours`, or a mean number of GPUs."""
     reason: str | None = None
     """A column that has a value only if the row recommends the action."""
-    by: tuple[str, ...] = ()
-    """The dimensions that determine the price of a GPU-hour, if `saved` are not costs."""
+    at_most: str | None = None
+    """A column that limits the saving."""
+    is_always_shown: bool = False
+    """Whether the action is shown in addition to those that save the most."""
 
 
 ADVICE: Final[Mapping[str, Advice]] = {
@@ -101,17 +119,18 @@ ADVICE: Final[Mapping[str, Advice]] = {
     ),
     "fragmentation": Advice(
         "Pack the pods of {place}",
-        "{stranded_gpus:g} GPUs are stranded; {advice}",
+        "usable capacity, not savings: {stranded_gpus:g} GPUs are stranded, and pods wait for"
+        " {unmet_gpus:g}; {advice}",
         saved=("stranded_gpus",),
         reason="advice",
-        by=("cluster", "pool", "model"),
+        at_most="unmet_gpus",
     ),
     "faults": Advice(
         "Repair {place}",
         "{note}",
         saved=("lost_gpu_hours", "interrupted_gpu_hours"),
         reason="note",
-        by=("cluster", "pool", "model", "node"),
+        is_always_shown=True,
     ),
 }
 """The advice by report. Other reports recommend no actions."""
@@ -132,6 +151,7 @@ class _Action(NamedTuple):
     place: tuple[Any, ...]
     """Each place is listed once, with its best action."""
     row: Row
+    is_always_shown: bool
 
 
 def summary_of(reports: Iterable[Report]) -> Report:
@@ -143,8 +163,10 @@ def summary_of(reports: Iterable[Report]) -> Report:
         about=(
             "Now is the last hour of the time range. Means and sums cover the whole time range; the"
             " forecast uses all complete usage. The value of an action is what it would have saved"
-            " in the time range. Only the best action for each workload, pool or node is shown. Run"
-            " the report in the first column to see all rows, and notes on missing data."
+            " in the time range; packing saves nothing, but its value is that of the GPUs that"
+            " waiting pods could have used. Only the best action for each workload, pool or node is"
+            " shown. Nodes that fail significantly more often than others are also shown. Run the"
+            " report in the first column to see all rows, and notes on missing data."
         ),
         examples={"The last 30 days": "--prices prices.yaml"},
         columns=_COLUMNS,
@@ -160,23 +182,26 @@ def summary_of(reports: Iterable[Report]) -> Report:
 def _read(
     reports: Sequence[Report], connection: duckdb.DuckDBPyConnection, question: Question
 ) -> Answer:
-    currency = question.policy.currency
+    book, currency = PriceBook(question.policy), question.policy.currency
     headlines: list[Row] = []
     actions: list[_Action] = []
     for report in question.each(reports):
         advice = ADVICE.get(report.name)
-        asked = report.default_question(question, by=advice.by if advice else ())
+        asked = report.default_question(question, by=PRICED.get(report.name, ()))
+        worth = partial(_worth, book, asked.window)
         found = report.read(connection, asked)
         _drop_tables(connection)
-        headlines += _headlines(report, found, currency)
+        headlines += _headlines(report, found, currency, worth)
         if advice:
-            actions += _actions(report.name, advice, found.rows, asked)
+            actions += _actions(report.name, advice, found.rows, currency, worth)
     best: dict[tuple[Any, ...], _Action] = {}
     for action in sorted(actions, key=lambda each: -each.saved):
         best.setdefault(action.place, action)
+    others = [action for action in best.values() if not action.is_always_shown][:_SHOWN_ACTIONS]
+    shown = [action.row for action in best.values() if action.is_always_shown or action in others]
     chosen = [
-        {**action.row, "action": number, "headline": f"{number}. {action.row['headline']}"}
-        for number, action in enumerate(list(best.values())[:_SHOWN_ACTIONS], start=1)
+        {**row, "action": number, "headline": f"{number}. {row['headline']}"}
+        for number, row in enumerate(shown, start=1)
     ]
     notes = [] if chosen else ["No report recommends an action that would have saved money."]
     return Answer(rows=[*headlines, *chosen], notes=notes)
@@ -188,14 +213,39 @@ def _drop_tables(connection: duckdb.DuckDBPyConnection) -> None:
         connection.execute(f"DROP TABLE {quoted_name(name)}")
 
 
-def _headlines(report: Report, found: Answer, currency: str) -> Iterator[Row]:
+def _worth(book: PriceBook, window: Window, row: Row, name: str) -> float:
+    """Return the value of an amount of GPUs or GPU-hours, at the mean price in the window."""
+    amount = row[name] or 0.0
+    if name.endswith("_cost"):
+        return float(amount)
+    gpu = DeviceTraits(
+        row.get("cluster", ""),
+        row.get("node", ""),
+        row.get("model"),
+        node_pool=row.get("pool"),
+        instance_type=row.get("instance_type"),
+        zone=row.get("zone"),
+        capacity_type=row.get("capacity_type"),
+    )
+    of_window = sum(
+        book.rate_of(gpu, day_of(day.begin_us)).per_gpu_hour * (day.end_us - day.begin_us)
+        for day in days_in(window)
+    )
+    length_us = window.end_us - window.begin_us if name.endswith("_gpu_hours") else HOUR_US
+    return float(amount) * float(of_window / length_us)
+
+
+def _headlines(
+    report: Report, found: Answer, currency: str, worth: Callable[[Row, str], float]
+) -> Iterator[Row]:
     nothing = dict.fromkeys(_COLUMNS) | {"report": report.name}
     if not (found.rows and found.is_found):
         yield nothing | {"headline": report.codes[1]}
         return
     for column, text, unit, of, unknown in HEADLINES.get(report.name, ()):
         known = [row for row in found.rows if row[column] is not None]
-        value = of(row[column] for row in known) if known else None
+        amounts = [worth(row, column) if unit == _MONEY else row[column] for row in known]
+        value = of(amounts) if known else None
         about = None if known else unknown
         if known and of is not sum:
             row = next(row for row in known if row[column] == value)
@@ -210,25 +260,20 @@ def _headlines(report: Report, found: Answer, currency: str) -> Iterator[Row]:
 
 
 def _actions(
-    report: str, advice: Advice, rows: Iterable[Row], question: Question
+    report: str,
+    advice: Advice,
+    rows: Iterable[Row],
+    currency: str,
+    worth: Callable[[Row, str], float],
 ) -> Iterator[_Action]:
-    policy, window = question.policy, question.window
-    book, digits = PriceBook(policy), minor_digits(policy.currency)
-    hours = (window.end_us - window.begin_us) / HOUR_US
+    digits = minor_digits(currency)
     for row in rows:
         if advice.reason and row[advice.reason] is None:
             continue
-        saved = 0.0
-        for name in advice.saved:
-            amount = row[name] or 0.0
-            if not name.endswith("_cost"):
-                gpu = DeviceTraits(
-                    row["cluster"], row.get("node", ""), row["model"], node_pool=row["pool"]
-                )
-                price = book.rate_of(gpu, day_of(window.begin_us)).per_gpu_hour
-                amount *= float(price) * (1 if name.endswith("_gpu_hours") else hours)
-            saved += amount
-        if round(saved, digits) > 0:
+        saved = sum(worth(row, name) for name in advice.saved)
+        if advice.at_most:
+            saved = min(saved, worth(row, advice.at_most))
+        if round(saved, digits) > 0 or advice.is_always_shown:
             place = [row[name] for name in _PLACE if row.get(name)]
             named = row | {"place": "/".join(place)}
             yield _Action(
@@ -237,11 +282,12 @@ def _actions(
                 {
                     "report": report,
                     "headline": advice.action.format_map(named),
-                    "value": round(saved, digits),
-                    "unit": policy.currency,
+                    "value": round(saved, digits) or None,
+                    "unit": currency,
                     "about": advice.evidence.format_map(named),
                     "column": None,
                 },
+                advice.is_always_shown,
             )
 
 

@@ -20,7 +20,9 @@ from tests.unit.reports.stores import (
     UNKNOWN,
     Row,
     allocated,
+    inventory_row,
     node_row,
+    pending_row,
     pod_row,
     write_store,
 )
@@ -72,6 +74,7 @@ def test_gpus_are_stranded_that_packed_pods_would_leave_together(tmp_path: Path)
         "by_memory_gpus": None,
         "packed_gpus": 0,
         "stranded_gpus": 1.5,
+        "unmet_gpus": 0,
         "advice": "pack pods onto fewer nodes: pods of 2 GPUs (50 % of all) can use 0 of 3 free"
         " GPUs now, and 3 if packed",
     }
@@ -246,6 +249,18 @@ def test_pods_that_wait_are_in_the_mix_of_gpus_that_their_namespace_uses(tmp_pat
     ]
     of_row = found(tmp_path, usage, pending_pods=pending, pods=[pod_row("p-a", node="a")])
     assert (of_row["unusable_gpus"], of_row["packed_gpus"]) == (0.67, 0)
+
+
+def test_unmet_gpus_are_those_for_which_pods_waited_in_the_window(tmp_path: Path) -> None:
+    """A pod waits for two GPUs in 6 of 24 hours, as pods of its namespace got GPUs of this kind."""
+    two: dict[str, Any] = {"requested": '{"nvidia.com/gpu":"2"}'}
+    placed = pod_row("large-a", node="a", container="main", scheduled_time=BEGIN_US, **two)
+    pending = pending_row("late", created=3, left=9, **two)
+    inventory = [inventory_row("GPU-a0", node="a")]
+    of_row = found(
+        tmp_path, list(spread()), pending_pods=[pending], pods=[placed], inventory=inventory
+    )
+    assert of_row["unmet_gpus"] == 0.5
 
 
 def test_a_store_without_minutes_of_allocation_has_no_rows(tmp_path: Path) -> None:

@@ -243,14 +243,19 @@ def test_forecast_finds_that_the_growing_demand_exceeds_its_gpus(month: Month) -
 
 @pytest.mark.parametrize(
     ("report", "place"),
-    [("waste", "notebook-ada"), ("fragmentation", "a100"), ("rightsizing", "rerank")],
+    [
+        ("waste", "notebook-ada"),
+        ("fragmentation", "a100"),
+        ("rightsizing", "rerank"),
+        ("faults", "h100-1"),
+    ],
 )
 def test_summary_has_the_planted_problems_as_the_best_actions(
     month: Month, report: str, place: str
 ) -> None:
     actions = {row["report"]: row["headline"] for row in month.rows("summary") if row["action"]}
     assert place in actions[report]
-    assert len(actions) == 3
+    assert len(actions) == 4
 
 
 def test_summary_recommends_nothing_for_a_healthy_fleet(healthy: Month) -> None:

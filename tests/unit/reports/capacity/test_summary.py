@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 
 import duckdb
@@ -9,7 +10,7 @@ import pytest
 
 from gpuledger_reports.capacity.registry import REPORTS
 from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, whole
-from gpuledger_reports.capacity.summary import ADVICE, HEADLINES, summary_of
+from gpuledger_reports.capacity.summary import ADVICE, HEADLINES, PRICED, summary_of
 from gpuledger_reports.pricing.policy import BillPolicy, Price
 from gpuledger_reports.reading.times import HOUR_US, Window
 from tests.tables import for_each
@@ -109,8 +110,11 @@ def test_the_three_actions_worth_most_are_ranked_and_each_place_has_one() -> Non
     "name, row, worth",
     [
         # 3 GPUs for 100 hours at 2 EUR.
-        ("fragmentation", {"stranded_gpus": 3.0, "advice": "pack"}, 600.0),
-        ("fragmentation", {"stranded_gpus": 0.5, "advice": None}, None),
+        ("fragmentation", {"stranded_gpus": 3.0, "unmet_gpus": 4.0, "advice": "pack"}, 600.0),
+        # Pods wait for fewer GPUs than are stranded, or for none.
+        ("fragmentation", {"stranded_gpus": 3.0, "unmet_gpus": 1.0, "advice": "pack"}, 200.0),
+        ("fragmentation", {"stranded_gpus": 3.0, "unmet_gpus": 0.0, "advice": "pack"}, None),
+        ("fragmentation", {"stranded_gpus": 0.5, "unmet_gpus": 4.0, "advice": None}, None),
         ("faults", {"lost_gpu_hours": 4.0, "interrupted_gpu_hours": 6.0, "note": "worse"}, 20.0),
         ("faults", {"lost_gpu_hours": 4.0, "interrupted_gpu_hours": 6.0, "note": None}, None),
     ],
@@ -122,8 +126,48 @@ def test_hours_are_worth_the_price_of_their_gpus(name: str, row: Row, worth: flo
     assert bool(found.notes) == (worth is None)
 
 
+def test_the_price_is_the_mean_over_the_window() -> None:
+    """The window has 24 hours in each of the first four days, and 4 in the fifth."""
+    prices = [
+        Price(name="new", per_gpu_hour=Decimal(1), since=date(1970, 1, 5)),
+        Price(name="old", per_gpu_hour=Decimal(2)),
+    ]
+    place = {"cluster": "prod", "pool": "h100", "model": "H100", "node": "n", "note": "worse"}
+    row = place | {"lost_gpu_hours": 4.0, "interrupted_gpu_hours": 6.0}
+    found = summary(report("faults", [row]), policy=BillPolicy(currency="EUR", prices=prices))
+    (value,) = [row["value"] for row in found.rows if row["action"]]
+    assert value == pytest.approx(10 * (96 * 2 + 4 * 1) / 100)
+
+
+def test_free_gpus_cost_their_price_and_hours() -> None:
+    rows: list[Row] = [
+        {"cluster": "prod", "pool": "p", "model": "H100", "mean_free": 1.5},
+        {"cluster": "prod", "pool": "q", "model": "H100", "mean_free": None},
+    ]
+    found = {row["column"]: row for row in summary(report("fleet", rows)).rows}
+    assert (found["mean_free"]["value"], found["mean_free"]["unit"]) == (300, "EUR")
+
+
+def test_faulty_nodes_are_shown_in_addition_to_the_three_actions_worth_most() -> None:
+    waste = [workload("a", 900.0), *(workload(name, 9.0) for name in "bcd")]
+    place: Row = {"cluster": "prod", "pool": "h100", "model": "H100", "note": "worse"}
+    faults = [
+        place | {"node": "slow", "lost_gpu_hours": 4.0, "interrupted_gpu_hours": 6.0},
+        place | {"node": "free", "lost_gpu_hours": 0.0, "interrupted_gpu_hours": 0.0},
+    ]
+    found = summary(report("waste", waste), report("faults", faults))
+    actions = [(row["headline"], row["value"]) for row in found.rows if row["action"]]
+    assert actions[1:] == [
+        ("2. Repair h100/slow", 20.0),
+        ("3. Stop ns/b when it is idle", 9.0),
+        ("4. Stop ns/c when it is idle", 9.0),
+        ("5. Repair h100/free", None),
+    ]
+
+
 def test_without_prices_there_is_no_action() -> None:
-    row = {"cluster": "prod", "pool": "p", "model": "L4", "stranded_gpus": 3.0, "advice": "pack"}
+    place: Row = {"cluster": "prod", "pool": "p", "model": "L4"}
+    row = place | {"stranded_gpus": 3.0, "unmet_gpus": 4.0, "advice": "pack"}
     assert summary(report("fragmentation", [row]), policy=BillPolicy()).notes == [
         "No report recommends an action that would have saved money."
     ]
@@ -136,5 +180,5 @@ def test_headlines_and_advice_name_columns_and_dimensions_that_the_report_has(na
     if advice := ADVICE.get(name):
         named = set(re.findall(r"\{(\w+)", advice.action + advice.evidence)) - {"place"}
         assert named | {*advice.saved} <= report.columns.keys()
-        assert advice.reason is None or advice.reason in report.columns
-        assert {*advice.by} <= report.dimensions.keys()
+        assert {advice.reason, advice.at_most} - {None} <= report.columns.keys()
+    assert {*PRICED.get(name, ())} <= report.dimensions.keys()
