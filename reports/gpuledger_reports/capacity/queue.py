@@ -13,7 +13,7 @@ from gpuledger_reports.reading.times import HOUR_US
 _COLUMNS: Final[Mapping[str, str]] = {
     "pods": "Pods",
     "waiting": "Waiting",
-    "waiting_gpus": "GPUs",
+    "waiting_gpus": "Waiting GPUs",
     "never_scheduled": "Never scheduled",
     "wait_p50_seconds": "Wait: p50",
     "wait_p95_seconds": "p95",
@@ -83,7 +83,7 @@ def _row(amounts: Iterable[Any], hours: float, highest: float) -> Row:
     return {
         "pods": pods,
         "waiting": waiting,
-        "waiting_gpus": waiting_gpus if waiting else 0.0,
+        "waiting_gpus": None if waiting_gpus is None and waiting else round(waiting_gpus or 0.0, 2),
         "never_scheduled": never,
         "wait_p50_seconds": p50,
         "wait_p95_seconds": p95,

@@ -155,6 +155,22 @@ def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:
     )
 
 
+def test_waiting_gpus_are_rounded_and_unknown_only_if_a_pod_that_waits_has_no_size(
+    tmp_path: Path,
+) -> None:
+    waiting = [
+        pending_row("mig", created=1, requested='{"nvidia.com/mig-1g.10gb":"1"}'),
+        pending_row("claim", created=1, requested="{}"),
+        pending_row("left", created=1, left=2),
+    ]
+    found = queue(tmp_path, waiting=waiting, by=("shape",))
+    assert {row["shape"]: row["waiting_gpus"] for row in found.rows} == {
+        "1g.10gb": 0.14,
+        "claim": None,
+        "1 GPU": 0,
+    }
+
+
 def test_the_waits_of_a_real_cluster_are_reproduced(tmp_path: Path) -> None:
     waiting, placed, unmet_seconds = [], [], 0.0
     with gzip.open(TRACE, "rt") as file:
