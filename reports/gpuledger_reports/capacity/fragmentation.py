@@ -94,8 +94,8 @@ def _evidence(
             for states in zip(*((each.now, each.packed) for each in found.values()), strict=True)
         )
         words = (
-            f"pods of {kind.describe(size)} ({100 * part:.0f} % of all) can use"
-            f" {_amount(free - now / part)} of {_amount(free)} free GPUs now, and"
+            f"pods of {kind.describe(size)} ({100 * part:.0f} % of the pods) could use"
+            f" {_amount(free - now / part)} of {_amount(free)} free GPUs on average, and"
             f" {_amount(free - packed / part)} if packed"
         )
         yield now - packed, words

@@ -75,8 +75,8 @@ def test_gpus_are_stranded_that_packed_pods_would_leave_together(tmp_path: Path)
         "packed_gpus": 0,
         "stranded_gpus": 1.5,
         "unmet_gpus": 0,
-        "advice": "pack pods onto fewer nodes: pods of 2 GPUs (50 % of all) can use 0 of 3 free"
-        " GPUs now, and 3 if packed",
+        "advice": "pack pods onto fewer nodes: pods of 2 GPUs (50 % of the pods) could use 0 of 3"
+        " free GPUs on average, and 3 if packed",
     }
     assert row.keys() - {"model"} == REPORT.columns.keys()
     assert any("CPU or memory" in note for note in answer.notes)
