@@ -158,6 +158,10 @@ class _Table:
         losses.interrupted += interrupted
         self.failures[model, self.cause_of(key)] += 1
 
+    def without_failures(self) -> int:
+        """Return the number of groups of GPUs without any failure or unresponsive time."""
+        return len(self.hours.keys() - {self.with_cause(key, None) for key in self.losses})
+
     def rows(self, window_hours: float) -> list[Row]:
         """Return the rows, the most important first."""
         of_models: dict[str | None, float] = defaultdict(float)
@@ -242,7 +246,10 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
             "For some hours, it is unknown whether a failed GPU was used again, because an earlier"
             " version of gpuledger summed them up. The lost GPU-hours may be higher."
         )
-    return Answer(rows=table.rows((end_us - begin_us) / HOUR_US), notes=notes)
+    rows = table.rows((end_us - begin_us) / HOUR_US)
+    if rows and (without := table.without_failures()):
+        notes.append(f"{without} of {len(table.hours)} groups of GPUs had no failures.")
+    return Answer(rows=rows, notes=notes)
 
 
 def _uids(pods: str | None) -> tuple[str, ...]:
@@ -312,8 +319,9 @@ REPORT: Final = Report(
         "A failure is a critical incident, or an XID 94, whether the GPU is in use or not."
         " Incidents of one GPU belong to one failure until an hour passes without another."
         " `Per GPU-year` has an exact 95 % Poisson confidence interval. `Expected` is the number of"
-        " failures at the mean rate of the model. Rows that fail significantly more often come"
-        " first, with a note; the test corrects for the number of rows. `Lost GPU-hours` are time"
+        " failures at the mean rate of the model, including the failures of this row. Rows that"
+        " fail significantly more often come first, with a note; the test corrects for the number"
+        " of rows. Rows without failures are only counted. `Lost GPU-hours` are time"
         " in which a GPU did not respond, and up to a day after a failure in which it was allocated"
         " but not used again. `Interrupted` are GPU-hours of runs that ended within ten minutes"
         " after a failure; the work since their last checkpoint is lost. Pods of services are not"

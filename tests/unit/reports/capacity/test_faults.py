@@ -95,6 +95,7 @@ def test_a_node_that_fails_more_often_than_its_model_is_first_and_has_a_note(
         pytest.approx(expected, rel=1e-3) for expected in (10, 4.795, 18.39)
     ]
     assert (other["node"], other["failures"], other["note"]) == ("n1", 1, None)
+    assert "2 of 4 groups of GPUs had no failures." in found.notes
 
 
 def test_a_single_failure_or_equal_rates_are_not_notable(tmp_path: Path) -> None:
