@@ -25,7 +25,7 @@ from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.pricing.policy_file import days_of_change
 from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
 from gpuledger_reports.pricing.tenants import UNALLOCATED, Tenant, ValueFinder
-from gpuledger_reports.reading.times import Window, day_of
+from gpuledger_reports.reading.times import DAY_US, Window, day_of
 from gpuledger_reports.reading.versions import NamespaceVersion
 
 IDENTITY: Final = (
@@ -102,6 +102,30 @@ PRICED: Final = (
     *("node_pool", "instance_type", "zone", "region", "capacity_type"),
 )
 """The columns of a device that determine its price."""
+
+USAGE: Final = """(
+    SELECT day AS time, * EXCLUDE (day) FROM usage_daily_unnamed
+    WHERE day >= make_timestamptz($first_us) AND day < make_timestamptz($last_us)
+    UNION ALL BY NAME
+    SELECT hour AS time, * EXCLUDE (hour) FROM usage_hourly_unnamed
+    WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($first_us)
+    UNION ALL BY NAME
+    SELECT hour AS time, * EXCLUDE (hour) FROM usage_hourly_unnamed
+    WHERE hour >= make_timestamptz($last_us) AND hour < make_timestamptz($end_us)
+)"""
+"""SQL of all usage in `usage_limits`: whole days from the daily sums, which have a 24th of
+the rows, and the other hours from the hourly ones."""
+
+
+def usage_limits(connection: duckdb.DuckDBPyConnection, window: Window) -> dict[str, int]:
+    """Return the parameters of `USAGE` for a window.
+
+    The newest day of the daily sums may have been summed up only in part.
+    """
+    newest = connection.sql("SELECT epoch_us(max(day)) FROM usage_daily_unnamed").fetchall()[0][0]
+    first_us = min(-(-window.begin_us // DAY_US) * DAY_US, window.end_us)
+    last_us = max(first_us, min(window.end_us // DAY_US * DAY_US, newest or 0))
+    return {"first_us": first_us, "last_us": last_us, **window._asdict()}
 
 
 def identities_sql(usage: str, period: str) -> str:

@@ -12,6 +12,7 @@ import duckdb
 import orjson
 
 from gpuledger.store.views import with_nodes
+from gpuledger_reports.capacity.allocations import USAGE, usage_limits
 from gpuledger_reports.capacity.failure_rates import binomial_tail, poisson_interval
 from gpuledger_reports.capacity.failures import (
     CONTAINED_ECC,
@@ -53,25 +54,10 @@ _DIMENSIONS: Final[Mapping[str, str]] = {
 _HOURS_A_YEAR: Final = 8760
 _SIGNIFICANT: Final = 0.05
 _GPUS: Final = f"""(
-    WITH summed AS (
-        -- The newest day may have been summed up only in part.
-        SELECT coalesce(max(day), make_timestamptz($begin_us)) AS until FROM usage_daily_unnamed
-    ),
-    used AS (
-        SELECT day AS time, days.* FROM usage_daily_unnamed AS days, summed
-        WHERE day >= make_timestamptz($begin_us) AND day < until
-            AND day + INTERVAL 1 day <= make_timestamptz($end_us)
-        UNION ALL BY NAME
-        SELECT hour AS time, hours.* FROM usage_hourly_unnamed AS hours, summed
-        WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us) AND NOT (
-            date_trunc('day', hour) >= make_timestamptz($begin_us)
-            AND date_trunc('day', hour) < until
-            AND date_trunc('day', hour) + INTERVAL 1 day <= make_timestamptz($end_us))
-    )
     SELECT cluster, node, {_PHYSICAL_GPU} AS gpu, model, max(time) AS time,
         sum(allocated_gpu_hours) AS gpu_hours,
         sum(unresponsive_ns * device_fraction) / 3.6e12 AS unresponsive_hours
-    FROM used WHERE category = 'idle' GROUP BY ALL
+    FROM {USAGE} WHERE category = 'idle' GROUP BY ALL
 )"""  # noqa: S608  # no user's text
 """Each GPU, with the time of its last row."""
 _SQL: Final = f"""
@@ -221,7 +207,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     columns = ", ".join(f"{_DIMENSIONS[name]} AS {name}_" for name in question.by)
     table, gpus = _Table(question.by), {}
     for *key, cluster, node, gpu, model, hours, unresponsive in connection.execute(
-        _SQL.format(columns=columns), times
+        _SQL.format(columns=columns), usage_limits(connection, question.window)
     ).fetchall():
         gpus[cluster, node, gpu] = (tuple(key), model)
         table.hours[tuple(key)][model] += hours or 0.0

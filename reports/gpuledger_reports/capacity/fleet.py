@@ -12,6 +12,7 @@ import duckdb
 
 from gpuledger.store.pod_names import NEWEST_LAST
 from gpuledger.store.views import with_nodes
+from gpuledger_reports.capacity.allocations import USAGE, usage_limits
 from gpuledger_reports.capacity.report import (
     GPU_DIMENSIONS,
     Answer,
@@ -78,19 +79,8 @@ _PARTS: Final = """
         (allocated_ns - coalesce(unresponsive_ns, 0)) / 3.6e12 AS healthy_hours
     FROM {rows}
 """
-# Whole days are read from the daily sums, which have a 24th of the rows.
-_ROWS: Final = """(
-    SELECT day AS time, * EXCLUDE (day) FROM usage_daily_unnamed
-    WHERE day >= make_timestamptz($first_us) AND day < make_timestamptz($last_us)
-    UNION ALL BY NAME
-    SELECT hour AS time, * EXCLUDE (hour) FROM usage_hourly_unnamed
-    WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($first_us)
-    UNION ALL BY NAME
-    SELECT hour AS time, * EXCLUDE (hour) FROM usage_hourly_unnamed
-    WHERE hour >= make_timestamptz($last_us) AND hour < make_timestamptz($end_us)
-)"""
 _SUMS: Final = f"""
-    WITH parts AS ({_PARTS.format(rows=_ROWS)}),
+    WITH parts AS ({_PARTS.format(rows=USAGE)}),
     of_nodes AS (
         SELECT make_timestamptz(epoch_us(time) // {DAY_US} * {DAY_US}) AS time,
             cluster, node, model, {{namespace}} AS namespace,
@@ -246,15 +236,11 @@ class _Fleet:
 
     def days(self, window: Window) -> list[tuple[Window, dict[Key, Hours]]]:
         """Return the amounts of each day of a window, by group."""
-        first_us = min(-(-window.begin_us // DAY_US) * DAY_US, window.end_us)
-        last_us = max(first_us, window.end_us // DAY_US * DAY_US)
         sql = _SUMS.format(
             columns=", ".join(_DIMENSIONS[name] for name in self._by),
             namespace=_NAMESPACE if "namespace" in self._by else "NULL",
         )
-        sums = self._connection.execute(
-            sql, {"first_us": first_us, "last_us": last_us, **window._asdict()}
-        ).fetchall()
+        sums = self._connection.execute(sql, usage_limits(self._connection, window)).fetchall()
         found: dict[int, dict[Key, Hours]] = defaultdict(lambda: defaultdict(dict))
         for day, *values in sums:
             key, hours = values[: len(self._by)], values[len(self._by) :]

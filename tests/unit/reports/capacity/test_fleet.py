@@ -137,6 +137,7 @@ def test_whole_days_are_read_from_the_daily_sums_and_hours_only_at_the_ends(
     usage = [allocated(hour, "train") for hour in (23, 48)]
     # The rows of the hours of the second day are missing, so they cannot be counted twice.
     daily = [allocated(24, "train", day // 2), allocated(24, None, day // 2)]
+    daily += [allocated(48, "train")]
     store = write_store(
         tmp_path, usage_hourly=usage, usage_daily=daily, inventory=inventory("GPU-a")
     )
@@ -154,6 +155,21 @@ def test_whole_days_are_read_from_the_daily_sums_and_hours_only_at_the_ends(
         ("2026-10-02", 0.5, 0.5),
         ("2026-10-03", 1, 0),
     ]
+
+
+@pytest.mark.parametrize("summed_hours", [0, 7])
+def test_days_that_are_not_summed_up_yet_are_read_by_hour(
+    tmp_path: Path, summed_hours: int
+) -> None:
+    """The newest summed day may have only some of its hours."""
+    store = write_store(
+        tmp_path,
+        usage_hourly=[allocated(hour, "train") for hour in range(48)],
+        usage_daily=[allocated(0, "train", summed_hours * HOUR_NS)] * bool(summed_hours),
+        inventory=inventory("GPU-a"),
+    )
+    found = answer_of(store, hours=48, history="day")
+    assert [amounts(row)[:4] for row in found.rows] == [(1, 1, 1, 1)] * 2
 
 
 def test_a_deleted_node_has_no_gpus_and_a_later_one_counts_from_its_start(tmp_path: Path) -> None:
