@@ -96,14 +96,22 @@ _SUMS: Final = f"""
     FROM {with_nodes("of_nodes")} GROUP BY ALL
 """  # noqa: S608  # our own names
 _NAMESPACE: Final = "coalesce(namespace, allocated_namespace)"
-# The share of a container is its allocated time in the minutes in which it had an allocation.
+# The share of a container is its allocated time in the minutes in which it had an allocation. It is
+# a part of the GPU only if the rest was free meanwhile: in the first and the last minute of a run,
+# the whole GPU may be free, too.
 _DEVICES: Final = f"""
-    WITH parts AS ({_PARTS.format(rows="usage_hourly_unnamed")}
+    WITH found AS ({_PARTS.format(rows="usage_hourly_unnamed")}
         WHERE category = 'idle' AND hour >= make_timestamptz($shares_from_us)
-            AND hour < make_timestamptz($end_us))
+            AND hour < make_timestamptz($end_us)),
+    parts AS (
+        SELECT *, allocated_ns / 6e10 / nullif(bit_count(allocated_minutes), 0) AS share,
+            bit_count(allocated_minutes & bit_or(allocated_minutes) FILTER (part_state = 'free')
+                OVER (PARTITION BY cluster, node, gpu_uuid, hour)) AS minutes_with_rest
+        FROM found
+    )
     SELECT cluster, node, model, gpu_uuid, mig_profile,
-        max(allocated_ns / 6e10 / coalesce(nullif(bit_count(allocated_minutes), 0), 60))
-            FILTER (part_state = 'allocated') AS share,
+        max(share) FILTER (part_state = 'allocated'
+            AND (minutes_with_rest > 2 OR share >= {_NOT_SHARED})) AS share,
         coalesce(sum(healthy_hours) FILTER (
             part_state = 'free' AND hour >= make_timestamptz($begin_us)), 0) AS free
     FROM parts WHERE mig_profile IS NOT NULL OR device_fraction = 1 GROUP BY ALL
@@ -125,7 +133,7 @@ class Device(NamedTuple):
     node: Node
     mig_profile: str | None
     share: float | None
-    """The largest part that one container held for an hour; `None` if none held any."""
+    """The largest part that one container certainly held; `None` if there is none."""
     free: float
     """The part of the hour and of the device that was free."""
 
@@ -144,8 +152,8 @@ class Fits(NamedTuple):
 def find_fits(devices: Collection[Device]) -> dict[Key, Fits]:
     """Return what fits into each group. A device is free if it was free for the whole hour.
 
-    The GPUs of a node are shared if every container had only a part of a GPU. The size of a share
-    is then the largest of these parts.
+    The GPUs of a node are shared if every container whose part is known had only a part of a GPU.
+    The size of a share is then the largest of these parts.
     """
     share_of: dict[Node, float] = {}
     for device in devices:

@@ -70,21 +70,26 @@ _NEEDS: Final = """
 """
 # A share is the allocated time, divided by the minutes with an allocation. It is rounded down to
 # whole percents, so that equal shares fill a GPU. Above 80 %, it is the whole GPU, because the
-# first and last minutes of a run may be partial.
+# first and last minutes of a run may be partial; so is one that has no other part beside it in
+# more than two minutes.
 _DEVICES: Final = """
     CREATE OR REPLACE TEMP TABLE devices AS
     WITH found AS (
         SELECT cluster, node, model, mig_profile, {fraction} AS fraction, hour, gpu_uuid,
             allocated_pod_state IS NOT DISTINCT FROM 'unknown' AS is_unknown, {holder} AS holder,
-            sum(allocated_ns) / (60e9 * bit_count(bit_or(allocated_minutes))) AS part,
-            CASE WHEN part > 0.8 THEN {whole}
-                ELSE greatest(1, floor(100 * part + 0.2)) * {whole} // 100 END::BIGINT AS share
+            bit_or(allocated_minutes) AS minutes,
+            sum(allocated_ns) / (60e9 * bit_count(minutes)) AS part
         FROM usage_hourly_unnamed
         WHERE category = 'idle' AND hour IN ({hours}) AND {is_device}
             AND (allocated_minutes >> {minute}) & 1 = 1
         GROUP BY ALL
     )
-    SELECT * REPLACE (bool_or(is_unknown) OVER (PARTITION BY hour, gpu_uuid) AS is_unknown)
+    SELECT * REPLACE (bool_or(is_unknown) OVER (PARTITION BY hour, gpu_uuid) AS is_unknown),
+        bit_count(minutes & bit_or(minutes) OVER (PARTITION BY hour, gpu_uuid
+            ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING EXCLUDE CURRENT ROW)
+        ) AS shared_minutes,
+        CASE WHEN part > 0.8 OR coalesce(shared_minutes, 0) <= 2 THEN {whole}
+            ELSE greatest(1, floor(100 * part + 0.2)) * {whole} // 100 END::BIGINT AS share
     FROM found
 """
 _TABLES: Final = (_OF_NODE, _PODS, _WAITING, _NEEDS, _DEVICES)

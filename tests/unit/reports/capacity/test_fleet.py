@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import duckdb
 import pytest
@@ -198,6 +198,50 @@ def test_a_short_run_on_a_whole_gpu_makes_no_shares(tmp_path: Path) -> None:
     store = write_store(tmp_path, usage_hourly=usage, inventory=inventory("GPU-a", "GPU-b"))
     (row,) = answer_of(store, hours=1).rows
     assert (row["fits_1"], row["fits_shares"]) == (1, 0)
+
+
+HOUR: Final = (1 << 60) - 1
+
+
+@pytest.mark.parametrize(
+    ("of_gpu", "whole", "shares"),
+    [
+        # A run of 30 seconds crosses the border of a minute.
+        (
+            [
+                allocated(0, "short", HOUR_NS // 120, allocated_minutes=3),
+                allocated(0, None, HOUR_NS - HOUR_NS // 120, allocated_minutes=HOUR),
+            ],
+            (7, 3, 1, 0),
+            0,
+        ),
+        # Older sums do not have the minutes.
+        ([allocated(0, "run", HOUR_NS // 2), allocated(0, None, HOUR_NS // 2)], (7, 3, 1, 0), 0),
+        # Two pods have one whole GPU.
+        (
+            [allocated(0, pod, HOUR_NS // 2, allocated_minutes=HOUR) for pod in "ab"],
+            (7, 3, 1, 0),
+            0,
+        ),
+        # Three of four shares are free.
+        (
+            [
+                allocated(0, "a", HOUR_NS // 4, allocated_minutes=HOUR),
+                allocated(0, None, HOUR_NS * 3 // 4, allocated_minutes=HOUR),
+            ],
+            (0, 0, 0, 0),
+            31,
+        ),
+    ],
+)
+def test_gpus_are_shared_only_if_a_part_was_held_while_the_rest_was_free(
+    tmp_path: Path, of_gpu: list[Row], whole: Sequence[int], shares: int
+) -> None:
+    """There are seven free GPUs, too."""
+    usage = of_gpu + [free(0, f"GPU-{number}", allocated_minutes=HOUR) for number in range(7)]
+    (row,) = answer_of(write_store(tmp_path, usage_hourly=usage), hours=1).rows
+    assert tuple(row[f"fits_{size}"] for size in (1, 2, 4, 8)) == whole
+    assert row["fits_shares"] == shares
 
 
 def device(

@@ -181,6 +181,25 @@ def test_only_what_is_allocated_at_the_instant_counts(tmp_path: Path) -> None:
     assert of_row["unusable_gpus"] == 0.5
 
 
+@pytest.mark.parametrize("seconds", [60, 120])
+def test_a_short_run_at_the_instant_has_the_whole_gpu(tmp_path: Path, seconds: int) -> None:
+    """It begins at half a minute, beside seven free GPUs."""
+    ns = seconds * 10**9
+    minutes = sum(1 << 29 + number for number in range(seconds // 60 + 1))
+    around = minutes & ~(1 << 30) if seconds > 60 else minutes
+    usage = [
+        row("GPU-a", "short", allocated_ns=ns, allocated_minutes=minutes),
+        row(
+            "GPU-a",
+            None,
+            allocated_ns=HOUR_NS - ns,
+            allocated_minutes=WHOLE_HOUR ^ minutes | around,
+        ),
+        *(row(f"GPU-{number}", None) for number in range(7)),
+    ]
+    assert found(tmp_path, usage)["free_gpus"] == 7
+
+
 def test_a_share_of_a_gpu_strands_the_rest_of_it_for_pods_of_whole_gpus(tmp_path: Path) -> None:
     quarter = HOUR_NS // 4
     usage = [row("GPU-whole", "whole")]
