@@ -44,6 +44,9 @@ _SOME_GIB: Final = 0.5
 _MIG_COLUMNS: Final = ("compute_slices", "memory_slices", "gpu_compute_slices", "gpu_memory_slices")
 _UNITS: Final = (" %", " GiB", " %")
 _COLUMNS: Final[Mapping[str, str]] = {
+    # A row is a workload, whatever the dimensions are.
+    "namespace": "Namespace",
+    "workload": "Workload",
     "model": "GPU",
     "mig_profile": "MIG",
     "gpus": "GPUs",
@@ -243,6 +246,7 @@ def _row(finding: Finding, currency: str) -> Row:
     workload = finding.workload
     found: Row = dict.fromkeys(_COLUMNS)
     found |= {
+        **dict(zip(BY[1:], workload.key[1:], strict=True)),
         "model": workload.device.model,
         "mig_profile": workload.device.mig_profile,
         "gpus": workload.gpus,
@@ -363,7 +367,8 @@ REPORT: Final = Report(
     columns=_COLUMNS,
     texts=frozenset(
         {
-            *("model", "mig_profile", "recommendation", "recommended_model"),
+            *("namespace", "workload", "model", "mig_profile"),
+            *("recommendation", "recommended_model"),
             *("recommended_mig_profile", "risk", "risk_reasons", "currency", "note"),
         }
     ),

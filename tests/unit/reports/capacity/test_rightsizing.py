@@ -92,6 +92,7 @@ def sized(
     policy: BillPolicy = POLICY,
     explain: str | None = None,
     history: int = 7,
+    by: tuple[str, ...] = ("cluster", "namespace", "workload"),
 ) -> Answer:
     memory = {H100: 80, "NVIDIA A100-SXM4-80GB": 80, "NVIDIA L4": 24}
     with duckdb.connect() as connection:
@@ -105,7 +106,7 @@ def sized(
         question = Question(
             # The part of a day at each end does not count.
             window=Window(BEGIN_US - HOUR_US, BEGIN_US + days * DAY_US + HOUR_US),
-            by=("cluster", "namespace", "workload"),
+            by=by,
             policy=policy,
             options={"history": history, "explain": explain},
         )
@@ -339,6 +340,12 @@ def test_a_job_is_explained_by_its_number() -> None:
 
 def test_time_without_an_allocation_is_no_workload() -> None:
     assert sized([allocated(0, None, model=H100), allocated(0, UNKNOWN, model=H100)]).rows == []
+
+
+def test_a_row_names_its_workload_whatever_the_dimensions_are() -> None:
+    rows = sized([*week("a", STEADY), *week("b", STEADY, gpu="GPU-b")], by=("cluster",)).rows
+    found = [(row["cluster"], row["namespace"], row["workload"]) for row in rows]
+    assert found == [("prod", "ns", "Pod/a"), ("prod", "ns", "Pod/b")]
 
 
 def test_the_largest_saving_comes_first() -> None:
