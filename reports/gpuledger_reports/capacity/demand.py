@@ -3,11 +3,14 @@
 Demand is the time of GPUs that is allocated to pods and jobs, in GPU-hours per hour: 1 is a whole
 GPU. A MIG instance counts as its fraction of the GPU. GPUs are counted by the time that samples
 cover. GPUs for which pods wait are demand, too; each pod counts toward the group of its node.
+
+A node without samples keeps the GPUs and the demand of its last hour while the inventory lists
+them. A node whose allocation is mostly unknown keeps the demand of its last known hour.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import duckdb
 
@@ -17,19 +20,51 @@ from gpuledger_reports.capacity.waits import create_waits, hourly_sql, locate_wa
 from gpuledger_reports.reading.times import Window
 
 _SUMS: Final = """(
-    SELECT hour AS time, {keys},
-        coalesce(sum(allocated_gpu_hours) FILTER (
-            allocated_job_id IS NOT NULL OR allocated_pod_state <> 'unknown'), 0) AS allocated,
-        coalesce(sum(allocated_gpu_hours) FILTER (allocated_pod_state = 'unknown'), 0) AS unknown,
-        coalesce(sum(allocated_gpu_hours), 0) AS present
-    FROM usage_hourly_unnamed
-    WHERE category = 'idle'
-        AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
-    GROUP BY ALL
+    WITH sampled AS (
+        SELECT hour AS time, cluster, node, model,
+            coalesce(sum(allocated_gpu_hours) FILTER (
+                allocated_job_id IS NOT NULL OR allocated_pod_state <> 'unknown'), 0) AS allocated,
+            coalesce(sum(allocated_gpu_hours)
+                FILTER (allocated_pod_state = 'unknown'), 0) AS unknown,
+            coalesce(sum(allocated_gpu_hours), 0) AS present
+        FROM usage_hourly_unnamed
+        WHERE category = 'idle'
+            AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
+        GROUP BY ALL
+    ), versions AS (
+        SELECT cluster, node, in_force_from, list(model) AS models
+        FROM inventory WHERE in_force_from < make_timestamptz($end_us) GROUP BY ALL
+        UNION ALL
+        SELECT cluster, node, deleted_time, []
+        FROM nodes WHERE deleted_time < make_timestamptz($end_us)
+    ), newest AS (
+        SELECT cluster, node, max_by(models, in_force_from) AS models FROM versions GROUP BY ALL
+    ), followed AS (
+        SELECT * REPLACE (coalesce(last_value(
+                CASE WHEN unknown <= present / 2 THEN allocated END IGNORE NULLS
+            ) OVER hours, allocated) AS allocated),
+            lead(time) OVER hours AS next_time
+        FROM sampled WINDOW hours AS (PARTITION BY cluster, node, model ORDER BY time)
+    ), silent AS (
+        SELECT followed.* REPLACE (coalesce(next_time, make_timestamptz($end_us)) AS next_time)
+        FROM followed LEFT JOIN newest USING (cluster, node)
+        WHERE coalesce(next_time > time + INTERVAL 1 hour, list_contains(models, model))
+    ), filled AS (
+        SELECT silent.*, min(least(next_time, in_force_from)) AS until_time
+        FROM silent LEFT JOIN versions ON versions.cluster = silent.cluster
+            AND versions.node = silent.node AND in_force_from > time
+            AND NOT list_contains(versions.models, model)
+        GROUP BY ALL
+    )
+    SELECT time, cluster, node, model, allocated, unknown, present, 0 AS filled FROM followed
+    UNION ALL
+    SELECT unnest(range(time + INTERVAL 1 hour, until_time, INTERVAL 1 hour)),
+        cluster, node, model, allocated, 0, present, present
+    FROM filled
 )"""
 _SQL: Final = """
     SELECT epoch(time)::BIGINT // 3600 AS hour_number, {columns},
-        sum(allocated), sum(unknown), sum(present)
+        sum(allocated), sum(unknown), sum(present), sum(filled)
     FROM {sums} GROUP BY ALL ORDER BY hour_number
 """
 _OF_DEVICES: Final = ("cluster", "model")
@@ -37,9 +72,11 @@ _OF_DEVICES: Final = ("cluster", "model")
 Key = tuple[str | None, ...]
 Waiting = Mapping[Key, Mapping[int, float]]
 """GPUs for which pods of a group wait, by hour."""
-Hour = tuple[int, Key, float, float, float]
-"""Hour since the epoch, group, and its allocated, unknown and present GPUs."""
+Hour = tuple[int, Key, float, float, float, float]
+"""Hour since the epoch, group, and its allocated, unknown, present and silent GPUs."""
 _DAY: Final = 24
+_KNOWN: Final = 0.9
+"""The share of its GPUs that must be known in a known hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +94,11 @@ class Demand:
     gpus: float
     """The mean number of GPUs in the last day."""
     filled_hours: int
-    """Hours without samples, filled with the demand of the previous hour."""
+    """Hours without samples of some GPUs, filled with the demand of the previous hour."""
     unknown_hours: float
-    """GPU-hours whose allocation is unknown. They do not count as demand."""
+    """GPU-hours whose allocation is unknown."""
+    known: tuple[bool, ...]
+    """Whether the allocation of nearly all GPUs is known, in the same hours as `allocated`."""
 
 
 def read_demand(
@@ -74,12 +113,10 @@ def read_demand(
     `connection` has the store's views; `by` are names in `GPU_DIMENSIONS`.
     """
     columns = [GPU_DIMENSIONS[name] for name in by]
-    sums = _SUMS.format(keys=", ".join(_OF_DEVICES))
-    if not {*columns} <= {*_OF_DEVICES}:
-        sums = with_nodes(_SUMS.format(keys=", ".join(("node", *_OF_DEVICES))))
+    sums = _SUMS if {*columns} <= {*_OF_DEVICES} else with_nodes(_SUMS)
     sql = _SQL.format(columns=", ".join(columns), sums=sums)
     rows = connection.execute(sql, window._asdict()).fetchall()
-    return find_demand(((row[0], tuple(row[1:-3]), *row[-3:]) for row in rows), waiting)
+    return find_demand(((row[0], tuple(row[1:-4]), *row[-4:]) for row in rows), waiting)
 
 
 def read_waiting(
@@ -100,9 +137,9 @@ def find_demand(hours: Iterable[Hour], waiting: Waiting) -> list[Demand]:
 
     If the hours of a group end before the newest hour of all groups, it has no demand after them.
     """
-    groups: dict[Key, dict[int, tuple[float, float, float]]] = {}
-    for at, key, allocated, unknown, present in hours:
-        groups.setdefault(key, {})[at] = (allocated, unknown, present)
+    groups: dict[Key, dict[int, _Amounts]] = {}
+    for at, key, *amounts in hours:
+        groups.setdefault(key, {})[at] = _Amounts(*amounts)
     if not groups:
         return []
     end = max(max(found) for found in groups.values()) + 1
@@ -110,26 +147,44 @@ def find_demand(hours: Iterable[Hour], waiting: Waiting) -> list[Demand]:
     return sorted(made, key=lambda demand: (-demand.gpus, str(demand.key)))
 
 
+class _Amounts(NamedTuple):
+    """The GPUs of an hour."""
+
+    allocated: float
+    unknown: float
+    present: float
+    silent: float
+
+
 def _demand(
     key: Key,
-    hours: Mapping[int, tuple[float, float, float]],
+    hours: Mapping[int, _Amounts],
     end: int,
     waiting: Mapping[int, float],
 ) -> Demand:
     first = min(hours)
+    last = max(hours)
     allocated: list[float] = []
     for at in range(first, end):
-        known = hours.get(at)
+        found = hours.get(at)
         # Hours after the last sample of a group are not filled: its GPUs are gone.
-        gone = known is None and at > max(hours)
-        allocated.append(known[0] if known else 0.0 if gone else allocated[-1])
-    last_day = [hours[at][2] for at in range(end - _DAY, end) if at in hours]
+        allocated.append(found.allocated if found else 0.0 if at > last else allocated[-1])
+    least = {at: (1 - _KNOWN) * each.present for at, each in hours.items()}
+    last_day = [hours[at].present for at in range(end - _DAY, end) if at in hours]
     return Demand(
         key=key,
         first_hour=first,
         allocated=tuple(allocated),
         waiting=tuple(waiting.get(at, 0.0) for at in range(first, end)),
         gpus=sum(last_day) / len(last_day) if last_day else 0.0,
-        filled_hours=max(hours) + 1 - first - len(hours),
-        unknown_hours=sum(unknown for _, unknown, _ in hours.values()),
+        filled_hours=last
+        + 1
+        - first
+        - len(hours)
+        + sum(each.silent > least[at] for at, each in hours.items()),
+        unknown_hours=sum(each.unknown for each in hours.values()),
+        known=tuple(
+            at > last or (at in hours and hours[at].unknown + hours[at].silent <= least[at])
+            for at in range(first, end)
+        ),
     )

@@ -7,7 +7,8 @@ Two methods compete for each series:
   day's mean difference from it, which fades out with a time constant of two weeks.
 
 A rolling backtest forecasts from every day of the past, with only the data before it. The method
-with the smaller mean absolute error is chosen.
+with the smaller mean absolute error is chosen. Hours of unknown demand have an assumed value, from
+which the methods learn, but no error.
 
 The bands come from the errors of the backtest by adaptive conformal inference (Gibbs and Candès,
 2021). The band of the n-th day ahead lies between two quantiles of the errors n days ahead. At
@@ -16,12 +17,14 @@ outside, the share shrinks, so the band widens; if fewer are outside, the share 
 
 The errors of one past forecast belong together: a demand that has grown stays higher for the rest
 of the horizon. The time until a capacity is exceeded is therefore found on whole paths: the
-forecast plus the errors of one past forecast each.
+forecast plus the errors of one past forecast each. The errors contain the chance of single hours
+twice, of the past forecast and of what came. An hour of a path therefore exceeds the largest demand
+so far by at most the factor by which the mean of the path's day exceeds that of any day so far.
 """
 
 import math
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
@@ -93,15 +96,29 @@ def hours_needed(horizon: int) -> int:
 
 
 def forecast(
-    series: Sequence[float], horizon: int, *, coverages: Sequence[float] = (0.8, 0.95)
+    series: Sequence[float],
+    horizon: int,
+    *,
+    known: Sequence[bool] | None = None,
+    coverages: Sequence[float] = (0.8, 0.95),
+    pause: Callable[[], None] = lambda: None,
 ) -> Forecast:
     """Forecast `horizon` hours of a series of hourly values that are not negative.
 
-    Raises `ValueError` if the series is shorter than `hours_needed`.
+    `known` tells whether the value of each hour is known, by default of all. `pause` is called
+    between steps, and may raise to end the work.
+
+    Raises `ValueError` if fewer hours are known than `hours_needed`.
     """
-    if len(series) < (needed := hours_needed(horizon)):
-        raise ValueError(f"{len(series)} hours of history are too few; {needed} are needed")
-    tests = {name: _backtest(series, method, horizon) for name, method in METHODS.items()}
+    known = known or [True] * len(series)
+    if (hours := sum(known)) < (needed := hours_needed(horizon)):
+        raise ValueError(f"{hours} hours of history are too few; {needed} are needed")
+    actual = [
+        value if is_known else math.nan for value, is_known in zip(series, known, strict=True)
+    ]
+    tests = {
+        name: _backtest(series, actual, method, horizon, pause) for name, method in METHODS.items()
+    }
     means = {name: _mean_error(errors) for name, errors in tests.items()}
     best = min(means, key=means.__getitem__)
     expected = METHODS[best](series, horizon)
@@ -112,9 +129,7 @@ def forecast(
         error=means[best],
         naive_error=means["seasonal_naive"],
         paths=tuple(
-            tuple(value + error for value, error in zip(expected, errors, strict=True))
-            for errors in tests[best]
-            if len(errors) == horizon
+            _path(series, expected, errors) for errors in tests[best] if len(errors) == horizon
         ),
     )
 
@@ -144,22 +159,52 @@ METHODS: Final[dict[str, Method]] = {
 }
 
 
-def _backtest(series: Sequence[float], method: Method, horizon: int) -> list[list[float]]:
-    """Forecast from each day of the past; return the errors, fewer for the last forecasts."""
+def _backtest(
+    series: Sequence[float],
+    actual: Sequence[float],
+    method: Method,
+    horizon: int,
+    pause: Callable[[], None],
+) -> list[list[float]]:
+    """Forecast from each day of the past; return the errors, fewer for the last forecasts.
+
+    An error is NaN where `actual` is, because the hour is not known.
+    """
     first = _TRAINING + (len(series) - _TRAINING) % DAY
-    return [
-        [
-            actual - expected
-            for actual, expected in zip(
-                series[origin:], method(series[:origin], horizon), strict=False
-            )
-        ]
-        for origin in range(first, len(series), DAY)
-    ]
+    tests: list[list[float]] = []
+    for origin in range(first, len(series), DAY):
+        pause()
+        pairs = zip(actual[origin:], method(series[:origin], horizon), strict=False)
+        tests.append([value - expected for value, expected in pairs])
+    return tests
+
+
+def _known(errors: Iterable[float]) -> list[float]:
+    return [error for error in errors if not math.isnan(error)]
 
 
 def _mean_error(tests: list[list[float]]) -> float:
-    return fmean(abs(error) for errors in tests for error in errors)
+    return fmean(abs(error) for errors in tests for error in _known(errors))
+
+
+def _path(
+    series: Sequence[float], expected: Sequence[float], errors: Sequence[float]
+) -> tuple[float, ...]:
+    """Return the forecast with the errors; an unknown one is the mean of the last known day."""
+    days = range(len(series) % DAY, len(series), DAY)
+    peak, largest_day = max(series), max(fmean(series[day : day + DAY]) for day in days)
+    path: list[float] = []
+    level = 0.0
+    for begin in range(0, len(expected), DAY):
+        part = errors[begin : begin + DAY]
+        level = fmean(known) if (known := _known(part)) else level
+        day = [
+            value + (level if math.isnan(error) else error)
+            for value, error in zip(expected[begin : begin + DAY], part, strict=True)
+        ]
+        limit = peak * max(1.0, fmean(day) / (largest_day or 1.0))
+        path += [min(value, limit) for value in day]
+    return tuple(path)
 
 
 def _band(tests: list[list[float]], expected: list[float], nominal: float) -> Band:
@@ -168,7 +213,7 @@ def _band(tests: list[list[float]], expected: list[float], nominal: float) -> Ba
     high: list[float] = []
     covered: list[float] = []
     for begin in range(0, len(expected), DAY):
-        days = [part for errors in tests if (part := errors[begin : begin + DAY])]
+        days = [part for errors in tests if (part := _known(errors[begin : begin + DAY]))]
         limits, covered_that_day = _walk(days, delay=begin // DAY + 1, nominal=nominal)
         part = expected[begin : begin + DAY]
         low += [max(0.0, value + limits[0]) for value in part]

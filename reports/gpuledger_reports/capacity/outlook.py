@@ -1,6 +1,7 @@
 """The report `forecast`: the expected demand of each group, compared with its GPUs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any, Final
 
@@ -51,11 +52,17 @@ COLUMNS: Final[Mapping[str, str]] = {
 
 
 def find_outlook(
-    demand: Demand, dimensions: Sequence[str], *, days: int, added_gpus: float = 0.0
+    demand: Demand,
+    dimensions: Sequence[str],
+    *,
+    days: int,
+    added_gpus: float = 0.0,
+    pause: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return a row with the dimensions and `COLUMNS`; unknown values are `None`.
 
-    `added_gpus` changes the number of GPUs with which the demand is compared.
+    `added_gpus` changes the number of GPUs with which the demand is compared. `pause` is called
+    between steps, and may raise to end the work.
     """
     found: dict[str, Any] = dict.fromkeys((*dimensions, *COLUMNS))
     found |= dict(zip(dimensions, demand.key, strict=True))
@@ -70,14 +77,16 @@ def find_outlook(
         "filled_hours": demand.filled_hours,
         "unknown_gpu_hours": round(demand.unknown_hours, 2),
     }
-    needed = hours_needed(days * DAY)
-    if hours < needed:
-        found["note"] = f"too short a history; {-(-needed // DAY)} days are needed"
-        return found
-    made = forecast(series, days * DAY)
-    found |= _of_forecast(made, gpus)
-    if demand.filled_hours:
-        found["note"] = f"{demand.filled_hours} hours without samples"
+    needed, known = hours_needed(days * DAY), sum(demand.known)
+    notes = {
+        f"too short a history; {-(-needed // DAY)} days are needed": known < needed,
+        f"{demand.filled_hours} hours without samples of some GPUs": demand.filled_hours,
+        f"{(unknown := hours - known - demand.filled_hours)} hours of unknown allocation": unknown,
+    }
+    found["note"] = "; ".join(note for note, applies in notes.items() if applies) or None
+    if known >= needed:
+        made = forecast(series, days * DAY, known=demand.known, pause=pause)
+        found |= _of_forecast(made, gpus)
     return found
 
 
@@ -115,7 +124,10 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     waiting = read_waiting(connection, by, window=window) if is_included else {}
     groups = read_demand(connection, by, window=window, waiting=waiting)
     days, added = question.options["horizon"], question.options["added"]
-    rows = [find_outlook(group, by, days=days, added_gpus=added) for group in question.each(groups)]
+    rows = [
+        find_outlook(group, by, days=days, added_gpus=added, pause=partial(question.advance, 0))
+        for group in question.each(groups)
+    ]
     if not is_included:
         rows = [{**row, "waiting": None} for row in rows]
     unplaced = sum(

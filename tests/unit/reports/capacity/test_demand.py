@@ -28,7 +28,7 @@ WINDOW = Window(BEGIN_US + HOUR_US, BEGIN_US + 3 * HOUR_US)
 
 def hours(key: str, *amounts: tuple[int, float]) -> list[Hour]:
     """Return the hours of a group with two GPUs: number and allocated GPUs."""
-    return [(at, (key,), used, 0.0, 2.0) for at, used in amounts]
+    return [(at, (key,), used, 0.0, 2.0, 0.0) for at, used in amounts]
 
 
 def demand_of(store: Path, usage: list[Row], by: tuple[str, ...] = ("model",)) -> list[Demand]:
@@ -94,6 +94,7 @@ def test_hours_without_samples_have_the_demand_of_the_hour_before_and_are_counte
             waiting=(0.0, 4.0, 0.0, 8.0, 0.0),
             filled_hours=2,
             unknown_hours=0.0,
+            known=(True, True, False, False, True),
         )
     ]
 
@@ -145,3 +146,61 @@ def test_waiting_pods_count_to_the_gpus_of_their_node_or_of_pods_like_them(tmp_p
         ("serve", "L4"): {first: pytest.approx(4), first + 1: pytest.approx(3)},
     }
     assert by_cluster == {("prod",): {first: pytest.approx(6), first + 1: pytest.approx(4.5)}}
+
+
+def silent_store(store: Path, **tables: list[Row]) -> list[Demand]:
+    """Return the demand of a GPU with samples, and of an A100 without, in its last hours."""
+    usage = [allocated(hour, "train") for hour in range(4)]
+    usage += [allocated(hour, "serve", gpu="GPU-b", node="m", model="A100") for hour in range(2)]
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(store, usage_hourly=usage, **tables))
+        return read_demand(connection, ("model",), window=WINDOW, waiting={})
+
+
+def test_a_silent_node_keeps_its_gpus_and_its_demand_while_the_inventory_lists_it(
+    tmp_path: Path,
+) -> None:
+    listed = [inventory_row("GPU-b", node="m", model="A100")]
+    ends: dict[str, dict[str, list[Row]]] = {
+        "listed": {"inventory": listed},
+        "emptied": {"inventory": [*listed, inventory_row(None, hour=1.5, node="m")]},
+        "deleted": {
+            "inventory": listed,
+            "nodes": [
+                node_row(node="m"),
+                node_row(hour=1.5, node="m", deleted_time=BEGIN_US + 3 * HOUR_US // 2),
+            ],
+        },
+        "never listed": {},
+    }
+    found = {name: silent_store(tmp_path / name, **tables) for name, tables in ends.items()}
+    a100s = {name: next(d for d in each if d.key == ("A100",)) for name, each in found.items()}
+    assert {name: (d.allocated, d.filled_hours) for name, d in a100s.items()} == {
+        "listed": ((1.0, 1.0), 1),
+        "emptied": ((1.0, 0.0), 0),
+        "deleted": ((1.0, 0.0), 0),
+        "never listed": ((1.0, 0.0), 0),
+    }
+    assert a100s["listed"].gpus == 1.0
+    assert a100s["listed"].known == (True, False)
+
+
+def test_the_hours_of_one_silent_node_of_a_group_are_counted(tmp_path: Path) -> None:
+    usage = [allocated(hour, "train") for hour in range(4)]
+    usage += [allocated(hour, "serve", gpu="GPU-b", node="m") for hour in (1, 3)]
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(tmp_path, usage_hourly=usage))
+        window = Window(BEGIN_US, BEGIN_US + 4 * HOUR_US)
+        (found,) = read_demand(connection, ("model",), window=window, waiting={})
+    assert found.allocated == (1.0, 2.0, 2.0, 2.0)
+    assert found.known == (True, True, False, True)
+    assert (found.gpus, found.filled_hours) == (1.75, 1)
+
+
+def test_a_node_of_unknown_allocation_keeps_the_demand_of_its_last_known_hour(
+    tmp_path: Path,
+) -> None:
+    usage = [allocated(1, "train"), allocated(2, UNKNOWN)]
+    (found,) = demand_of(tmp_path, usage)
+    assert (found.allocated, found.known) == ((1.0, 1.0), (True, False))
+    assert (found.unknown_hours, found.filled_hours) == (1.0, 0)

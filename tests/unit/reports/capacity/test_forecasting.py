@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import random
 from pathlib import Path
 from statistics import fmean
 
@@ -115,3 +116,50 @@ def test_an_earlier_end_is_never_less_likely_than_a_later_one(capacity: float) -
     found = forecast(series, WEEK).hours_until_above(capacity, [0.1, 0.5, 0.9])
     known = [WEEK if hours is None else hours for hours in found]
     assert known == sorted(known)
+
+
+def test_the_chance_of_single_hours_does_not_exceed_a_capacity_that_demand_never_had() -> None:
+    """Batch jobs take 7 to 13 GPUs, at random."""
+    drawn = random.Random(1)  # noqa: S311  # not for secrets
+    series = [drawn.choice([7.0, 9.0, 11.0, 13.0, 13.0]) for _ in range(30 * DAY)]
+    found = forecast(series, 2 * DAY)
+    assert found.hours_until_above(15.99, [0.1, 0.5, 0.9]) == [None, None, None]
+    assert found.hours_until_above(12.99, [0.5]) != [None]
+
+
+def test_peaks_grow_with_the_demand() -> None:
+    """The demand of a day has a peak of twice its mean, and doubles in 20 weeks."""
+    series = [
+        10.0 * (1 + hour / (20 * WEEK)) * (2.0 if hour % DAY == 12 else 1.0)
+        for hour in range(20 * WEEK)
+    ]
+    (found,) = forecast(series, 2 * WEEK).hours_until_above(41.0, [0.5])
+    assert found is not None
+    assert abs(found - WEEK) <= 2 * DAY
+
+
+@for_each("assumed", [0.0, 5.0, 1_000.0])
+def test_hours_of_unknown_demand_have_no_error(assumed: float) -> None:
+    week = by_hour_of_week([float(hour % DAY) for hour in range(WEEK)], SHORTEST)
+    series = [*week, *[assumed] * WEEK]
+    found = forecast(series, WEEK, known=[at < SHORTEST for at in range(len(series))])
+    assert found.error == pytest.approx(0.0)
+    assert all(path == pytest.approx(found.expected) for path in found.paths)
+
+
+def test_unknown_hours_are_no_history() -> None:
+    series = [1.0] * SHORTEST * 2
+    with pytest.raises(ValueError, match=f"{SHORTEST - 1} hours of history are too few"):
+        forecast(series, WEEK, known=[at > SHORTEST for at in range(len(series))])
+
+
+def test_work_ends_between_the_forecasts_of_a_backtest() -> None:
+    pauses: list[int] = []
+
+    def pause() -> None:
+        pauses.append(1)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forecast([1.0] * SHORTEST, WEEK, pause=pause)

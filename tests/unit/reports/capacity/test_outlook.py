@@ -1,5 +1,7 @@
 """The row of a group: its forecast, compared with its GPUs."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpuledger_reports.capacity.demand import Demand
@@ -19,6 +21,7 @@ def demand(allocated: list[float], gpus: float = 10.0, waiting: float = 0.0) -> 
         gpus=gpus,
         filled_hours=0,
         unknown_hours=0.0,
+        known=(True,) * len(allocated),
     )
 
 
@@ -58,3 +61,25 @@ def test_a_short_history_is_not_forecast_and_the_note_states_what_is_needed() ->
     assert found["note"] == "too short a history; 34 days are needed"
     assert found["history_days"] == 30
     assert found["method"] is found["expected"] is found["full_days_p50"] is None
+
+
+def test_a_history_of_mostly_unknown_hours_is_not_forecast() -> None:
+    """It has samples for 3 of 61 days."""
+    silent = 58 * DAY
+    steady = demand([10.0] * 61 * DAY)
+    known = (*(True,) * 2 * DAY, *(False,) * silent, *(True,) * DAY)
+    found = find_outlook(
+        replace(steady, known=known, filled_hours=silent), ("cluster", "model"), days=7
+    )
+    assert found["note"] == (
+        "too short a history; 34 days are needed; 1392 hours without samples of some GPUs"
+    )
+    assert found["method"] is found["error"] is found["full_days_p50"] is None
+
+
+def test_a_note_counts_the_hours_of_unknown_allocation() -> None:
+    steady = demand([4.0] * WEEKS * WEEK)
+    known = (*(True,) * (WEEKS - 2) * WEEK, *(False,) * 2 * WEEK)
+    found = find_outlook(replace(steady, known=known), ("cluster", "model"), days=7)
+    assert found["note"] == "336 hours of unknown allocation"
+    assert found["expected"] == 4.0
