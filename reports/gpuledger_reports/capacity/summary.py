@@ -44,6 +44,8 @@ class Headline(NamedTuple):
     """Derives the number from the known values of the column: `sum`, `min` or `max`."""
     unknown: str = "unknown"
     """The note if no row has a value."""
+    is_optional: bool = False
+    """Whether a row without a value adds nothing; otherwise its value is unknown."""
 
 
 HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
@@ -61,7 +63,9 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
         Headline("unused_cost", "Cost of unused time", _MONEY),
         Headline("reclaimed_60_cost", "Cost after 60 idle minutes", _MONEY),
     ),
-    "rightsizing": (Headline("saved_cost", "Saved by smaller or fewer GPUs", _MONEY),),
+    "rightsizing": (
+        Headline("saved_cost", "Saved by smaller or fewer GPUs", _MONEY, is_optional=True),
+    ),
     "fragmentation": (Headline("stranded_gpus", "Stranded, mean"),),
     "queue": (
         Headline("waiting", "Waiting now", "pods"),
@@ -242,7 +246,7 @@ def _headlines(
     if not (found.rows and found.is_found):
         yield nothing | {"headline": report.codes[1]}
         return
-    for column, text, unit, of, unknown in HEADLINES.get(report.name, ()):
+    for column, text, unit, of, unknown, is_optional in HEADLINES.get(report.name, ()):
         known = [row for row in found.rows if row[column] is not None]
         amounts = [worth(row, column) if unit == _MONEY else row[column] for row in known]
         value = of(amounts) if known else None
@@ -250,6 +254,8 @@ def _headlines(
         if known and of is not sum:
             row = next(row for row in known if row[column] == value)
             about = ", ".join(str(row[name]) for name in report.default_by.split(",") if row[name])
+        elif known and not is_optional and (rest := len(found.rows) - len(known)):
+            about = f"unknown for {rest} of {len(found.rows)} rows, which are left out"
         yield nothing | {
             "headline": text,
             "value": value and round(value, 2),

@@ -77,6 +77,22 @@ def test_headlines_are_sums_or_the_worst_group_by_name() -> None:
     assert (found["unmet_gpus"]["value"], found["unmet_gpus"]["about"]) == (None, "unknown")
 
 
+def test_a_sum_states_how_many_rows_it_leaves_out() -> None:
+    rows: list[Row] = [{"model": "L4", "expected": 1.0}, *[{"model": "H100"}] * 2]
+    found = {row["column"]: row for row in summary(report("forecast", rows)).rows}
+    assert (found["expected"]["value"], found["expected"]["about"]) == (
+        1.0,
+        "unknown for 2 of 3 rows, which are left out",
+    )
+
+
+def test_a_workload_without_a_recommendation_saves_nothing() -> None:
+    rows: list[Row] = [{"workload": "a", "saved_cost": 2.0}, {"workload": "b"}]
+    with_advice = [{"recommendation": None, "saved_gpu_hours": 0.0, "risk": None} | r for r in rows]
+    (found,) = summary(report("rightsizing", with_advice)).rows
+    assert (found["value"], found["about"]) == (2.0, None)
+
+
 def test_a_report_that_found_nothing_has_one_headline_that_says_so() -> None:
     (row,) = summary(report("faults", [])).rows
     assert (row["report"], row["headline"], row["value"]) == ("faults", "nothing was lost", None)
