@@ -25,8 +25,8 @@ from gpuledger_reports.reading.usage_sums import StoreReadError
 _MAX_DIGITS: Final = 18
 WINDOW_FORMS: Final = f"{RANGE_FORMS}; a duration ends with complete usage"
 NO_HOURS: Final = (
-    "usage_hourly has no rows yet, because usage has not been summed up; run"
-    " `gpuledger store maintain`"
+    "usage_hourly has no complete hour yet, because usage has not been summed up or its first hour"
+    " has not ended; run `gpuledger store maintain`"
 )
 """For users, if there is no complete usage."""
 
@@ -67,11 +67,14 @@ def open_store(
         limits = f"SELECT epoch_us(min(hour)), epoch_us(max(hour)) FROM {relation(files)}"  # noqa: S608  # quoted files
         ((begin_us, newest_us),) = connection.sql(limits).fetchall()
     complete = valid_through(store, USAGE_HOURLY.name, options)
-    # The first hour may be incomplete, and so may the newest one, unless a mark includes it.
-    begin_us, end_us = begin_us + HOUR_US, newest_us
+    # The newest hour may be incomplete, unless a mark includes it.
+    end_us = newest_us
     if complete is not None:
         end_us = min(newest_us + HOUR_US, round(complete.timestamp()) * 10**6 // HOUR_US * HOUR_US)
-    return Window(begin_us, end_us) if begin_us < end_us else Window(end_us - HOUR_US, end_us)
+    if end_us <= begin_us:
+        return None
+    # The first hour may be incomplete, too.
+    return Window(min(begin_us + HOUR_US, end_us - HOUR_US), end_us)
 
 
 def ask(

@@ -149,6 +149,19 @@ def test_a_commit_that_ends_with_an_hour_makes_this_hour_complete(tmp_path: Path
         assert open_store(connection, store) == (BEGIN_US + HOUR_US, BEGIN_US + 4 * HOUR_US)
 
 
+@for_each("minutes, hours", [(None, None), (40, None), (60, (0, 1)), (100, (0, 1))])
+def test_a_first_hour_is_complete_only_if_a_mark_is_at_its_end(
+    tmp_path: Path, minutes: int | None, hours: tuple[int, int] | None
+) -> None:
+    mark = None if minutes is None else BEGIN_US + minutes * HOUR_US // 60
+    properties = None if mark is None else describe(valid_through={"3": mark})
+    rows = [allocated(0, "train")]
+    store = write_store(tmp_path / str(minutes), properties=properties, usage_hourly=rows)
+    expected = hours and tuple(BEGIN_US + hour * HOUR_US for hour in hours)
+    with duckdb.connect() as connection:
+        assert open_store(connection, store) == expected
+
+
 def test_a_store_without_hourly_usage_has_no_complete_time(tmp_path: Path) -> None:
     store = write_store(tmp_path, nodes=[node_row()])
     with duckdb.connect() as connection:
