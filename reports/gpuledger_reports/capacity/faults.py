@@ -322,6 +322,6 @@ REPORT: Final = Report(
     texts=frozenset({"causes", "note"}),
     dimensions=_DIMENSIONS,
     default_by="model,node",
-    codes=("at least one GPU failed", "no GPU failed"),
+    codes=("at least one GPU failed", "no GPU is known to have failed"),
     read=_read,
 )

@@ -353,6 +353,6 @@ REPORT: Final = Report(
             parse=one_of(*map(str, LIMITS)),
         )
     },
-    codes=("allocated time was not used", "all allocated time was used"),
+    codes=("allocated time was not used", "no allocated time is known to be unused"),
     read=_read,
 )

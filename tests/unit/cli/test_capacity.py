@@ -108,6 +108,22 @@ def test_without_hourly_usage_the_report_is_empty_and_a_hint_names_the_command(
 
 
 @for_each(
+    "report, nothing",
+    [
+        ("waste", "No allocated time is known to be unused."),
+        ("faults", "No GPU is known to have failed."),
+    ],
+)
+def test_a_report_without_rows_does_not_claim_what_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], report: str, nothing: str
+) -> None:
+    usage = [allocated(hour, "train", busy_ns=None) for hour in range(3)]
+    unknown = write_store(tmp_path / report, usage_hourly=usage)
+    assert main(["capacity", report, "--store", unknown]) == 4
+    assert capsys.readouterr().out.startswith(f"{nothing}\n")
+
+
+@for_each(
     "option, value, message",
     [
         ("--by", "modle", "--by: unknown dimension 'modle'; did you mean model?"),
