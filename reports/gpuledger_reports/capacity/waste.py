@@ -83,8 +83,16 @@ WHERE holder IS NOT NULL AND allocated_hours > 0
 _OPEN: Final = "CREATE OR REPLACE TEMP TABLE open_stretches (holder UBIGINT, begin BIGINT)"
 _STRETCHES: Final = f"""
 CREATE OR REPLACE TEMP TABLE stretches AS
-WITH holders AS (
-    SELECT holder, hour, bit_and(coalesce(idle, 0)) AS idle FROM devices GROUP BY ALL
+WITH gaps AS (
+    SELECT holder, device, unnest(range(min(hour), max(hour))) AS hour
+    FROM devices GROUP BY holder, device HAVING max(hour) - min(hour) >= count(*)
+), unseen AS (
+    SELECT DISTINCT holder, hour
+    FROM gaps ANTI JOIN (SELECT device, hour FROM parties WHERE unknown_hours IS NULL)
+        USING (device, hour)
+), holders AS (
+    SELECT holder, hour, bit_and(coalesce(idle, 0)) AS idle
+    FROM devices ANTI JOIN unseen USING (holder, hour) GROUP BY ALL
     HAVING bit_and(coalesce(idle, 0)) <> 0
 ), borders AS (
     SELECT holder, hour, idle = {_WHOLE_HOUR} AS is_whole,
@@ -112,7 +120,8 @@ FROM numbered WINDOW stretch AS (PARTITION BY holder, number)
 """SQL of the idle stretches of holders: a row for each sequence of idle minutes in an hour, with
 its stretch. A row without an hour is the part of a stretch before the slice.
 
-In `borders`, a bit begins a sequence if the bit before is 0, and ends it if the bit after is 0."""
+In `borders`, a bit begins a sequence if the bit before is 0, and ends it if the bit after is 0.
+In an hour in `unseen`, a device has no known row that the holder had before and after."""
 _CONTINUED: Final = """
 CREATE OR REPLACE TEMP TABLE open_stretches AS
 SELECT DISTINCT holder, stretch_begin AS begin FROM stretches

@@ -352,6 +352,26 @@ def test_the_rest_of_a_device_that_nobody_holds_is_not_noted_as_unknown_use(tmp_
     assert found.notes == ["Costs are in USD."]
 
 
+@for_each(
+    "between, longest",
+    [
+        ([], 1.0),
+        ([allocated(1, UNKNOWN, gpu="GPU-b")], 1.0),
+        ([idle_hour(1, "other", gpu="GPU-b")], 3.0),
+        ([allocated(1, None, gpu="GPU-b")], 3.0),
+    ],
+)
+def test_a_pod_is_not_idle_while_one_of_its_devices_is_not_seen(
+    between: list[Row], longest: float
+) -> None:
+    usage = [idle_hour(hour, "train", gpu="GPU-a") for hour in range(3)]
+    usage += [idle_hour(hour, "train", gpu="GPU-b") for hour in (0, 2)]
+    with duckdb.connect() as connection:
+        view_usage(connection, "usage_hourly", [*usage, *between])
+        rows = {row["workload"]: row for row in waste_of(connection, 3).rows}
+    assert rows["Pod/train"]["longest_idle_hours"] == longest
+
+
 def test_another_pods_use_does_not_hide_an_idle_pod(tmp_path: Path) -> None:
     usage = [idle_hour(0, "idler"), busy_hour(0, "thief", range(60), pod_uid="uid-thief")]
     (found,) = waste_in(tmp_path, 1, usage_hourly=usage).rows
