@@ -239,7 +239,10 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
 
 
 def _uids(pods: str | None) -> tuple[str, ...]:
-    return tuple(pod["uid"] for pod in orjson.loads(pods or "[]"))
+    try:
+        return tuple(str(pod["uid"]) for pod in orjson.loads(pods or "[]"))
+    except (KeyError, TypeError, ValueError):
+        return ()
 
 
 def _stalled(

@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     """The request of a pod, in words and in GPUs."""
 
     name: str
-    """`4 GPUs`, `2 x 1g.10gb`, `share` or `claim`."""
+    """`4 GPUs`, `2 x 1g.10gb`, `share`, `claim` or `unknown`."""
     gpus: float | None
     """In whole GPUs; `None` if the size is unknown."""
 
@@ -46,8 +46,12 @@ def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Shape
     MIG profiles to the part of a GPU; for other profiles, the part is derived from the name.
     """
     amounts = Counter[str]()
-    for request in requests:
-        amounts.update({name: int(amount) for name, amount in orjson.loads(request).items()})
+    try:
+        for request in requests:
+            amounts.update({name: int(amount) for name, amount in orjson.loads(request).items()})
+    except (AttributeError, TypeError, ValueError):
+        # Not a whole number, such as `1k`, or not an object of numbers.
+        return Shape("unknown", None)
     if not amounts:
         return Shape("claim", None)
     if set(amounts) == {_GPU}:

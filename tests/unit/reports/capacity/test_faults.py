@@ -168,3 +168,10 @@ def test_failures_without_usage_are_named_and_a_fleet_without_failures_has_no_ro
     assert found.rows == []
     assert found.notes == ["Failures of GPUs without usage are not included: 1."]
     assert faults(tmp_path / "other", [], fleet()) == Answer(rows=[])
+
+
+@pytest.mark.parametrize("damaged", ["{", "7", "[7]", '[{"pod":"a"}]', '[{"uid":{}}]', "{}"])
+def test_a_failure_counts_even_if_its_pods_cannot_be_read(damaged: str, tmp_path: Path) -> None:
+    found = faults(tmp_path, [incident(5, gpu="GPU-1", node="n1", pods=damaged)], fleet())
+    (row,) = found.rows
+    assert (row["failures"], row["interrupted_gpu_hours"]) == (1, 0)

@@ -33,3 +33,11 @@ def test_a_pod_has_a_size_in_gpus_if_its_request_states_one(
     found = read_shape(written, {"2g.12gb": 0.5})
     assert found.name == expected.name
     assert found.gpus == pytest.approx(expected.gpus)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ['{"nvidia.com/gpu":"1k"}', '{"nvidia.com/gpu":"1.5"}', '{"a":null}', '{"a":[]}', "[]", "{"],
+)
+def test_a_request_that_cannot_be_read_has_an_unknown_shape(damaged: str) -> None:
+    assert read_shape(['{"nvidia.com/gpu":"1"}', damaged], {}) == Shape("unknown", None)
