@@ -24,6 +24,16 @@ def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
     )
 
 
+def escaped(text: str) -> str:
+    r"""Return a text with its unprintable characters escaped, except line breaks and tabs.
+
+    ESC becomes `\x1b`.
+    """
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text
+    )
+
+
 def shorten_middle(text: str, characters: int = 600) -> str:
     """Return the start and the end of a text, together about `characters` long.
 

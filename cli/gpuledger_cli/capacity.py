@@ -22,6 +22,7 @@ from cyclopts import App, Parameter
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger.settings.secret import shown_url
+from gpuledger.texts import escaped
 from gpuledger_cli.long_work import printing_progress, run_interruptible
 from gpuledger_cli.option_help import epilogue
 from gpuledger_cli.query import print_rows
@@ -197,8 +198,13 @@ def _write(
             with written(output) as path:
                 path.write_text(text.getvalue(), encoding="utf-8")
     if format != "table":
-        for note in found.notes:
-            sys.stderr.write(f"gpuledger: {note}\n")
+        for note in (_usage(question), *found.notes):
+            sys.stderr.write(f"gpuledger: {escaped(note)}\n")
+
+
+def _usage(question: Question) -> str:
+    begin, end = map(time_text, question.window)
+    return f"Usage from {begin} to {end}."
 
 
 def _print_table(report: Report, question: Question, found: Answer, file: TextIO) -> None:
@@ -215,8 +221,7 @@ def _print_table(report: Report, question: Question, found: Answer, file: TextIO
     else:
         nothing = report.codes[1]
         file.write(f"{nothing[:1].upper()}{nothing[1:]}.\n")
-    begin, end = map(time_text, question.window)
-    file.writelines(f"{note}\n" for note in (f"Usage from {begin} to {end}.", *found.notes))
+    file.writelines(f"{escaped(note)}\n" for note in (_usage(question), *found.notes))
 
 
 for _place, _report in enumerate(REPORTS.values()):

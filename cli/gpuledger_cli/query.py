@@ -25,6 +25,7 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.store.confinement import confine, parse_question
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import create_views
+from gpuledger.texts import escaped
 from gpuledger_cli.long_work import run_interruptible
 from gpuledger_cli.option_help import epilogue
 from gpuledger_cli.store_arguments import (
@@ -173,10 +174,11 @@ def print_rows(
     """Print rows as a table, or one line per value if the table is wider than the terminal.
 
     `expanded` chooses one of the two forms; `None` chooses by width. Values are never cut. In a
-    file or a pipe, the table is as wide as its values require.
+    file or a pipe, the table is as wide as its values require. Control characters are escaped,
+    because a terminal would obey them.
     """
     # As Text, because rich would parse brackets in a string as a style.
-    texts = [[Text(cell) for cell in row] for row in rows]
+    texts = [[Text(escaped(cell)) for cell in row] for row in rows]
     table = Table(*(Column(Text(name), no_wrap=True) for name in columns), safe_box=True)
     for row in texts:
         table.add_row(*row)

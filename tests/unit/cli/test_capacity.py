@@ -107,6 +107,33 @@ def test_without_hourly_usage_the_report_is_empty_and_a_hint_names_the_command(
     assert "gpuledger store maintain" in shown.err
 
 
+def test_control_characters_do_not_reach_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = [
+        allocated(hour, "train", allocated_namespace="ns\x1b[31m", model="H100\x1b[2J")
+        for hour in range(3)
+    ]
+    hostile = write_store(tmp_path, usage_hourly=usage)
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("prices: [{name: other, model: L4, per_gpu_hour: 2}]")
+    assert main(["capacity", "waste", "--store", hostile, "--prices", str(prices)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "ns\\x1b[31m" in shown
+    assert "no price matches: H100\\x1b[2J" in shown
+
+
+def test_files_have_their_time_range_on_standard_error(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capacity", "fleet", "--store", store, "--window", "90d", "--format", "csv"]) == 0
+    shown = capsys.readouterr()
+    usage = "Usage from 2026-10-01T01:00:00Z to 2026-10-29T23:00:00Z."
+    assert shown.err.splitlines()[-1] == f"gpuledger: {usage}"
+    assert usage not in shown.out
+
+
 @for_each(
     "report, nothing",
     [
