@@ -325,6 +325,9 @@ REPORT: Final = Report(
     texts=frozenset({"causes", "note"}),
     dimensions=_DIMENSIONS,
     default_by="model,node",
-    codes=("at least one GPU failed", "no GPU is known to have failed"),
+    codes=(
+        "at least one GPU failed or did not respond",
+        "no GPU is known to have failed",
+    ),
     read=_read,
 )

@@ -175,3 +175,10 @@ def test_a_failure_counts_even_if_its_pods_cannot_be_read(damaged: str, tmp_path
     found = faults(tmp_path, [incident(5, gpu="GPU-1", node="n1", pods=damaged)], fleet())
     (row,) = found.rows
     assert (row["failures"], row["interrupted_gpu_hours"]) == (1, 0)
+
+
+def test_time_without_a_response_is_a_result_without_a_failure(tmp_path: Path) -> None:
+    found = faults(tmp_path, [], [allocated(0, "train", unresponsive_ns=HOUR_NS)])
+    (row,) = found.rows
+    assert (row["failures"], row["unresponsive_gpu_hours"], found.is_found) == (0, 1, True)
+    assert REPORT.codes[0] == "at least one GPU failed or did not respond"
