@@ -55,11 +55,11 @@ SELECT hash(cluster, node, gpu_uuid) AS device, epoch(hour)::BIGINT // 3600 AS h
     sum(gpu_hours) FILTER (category = 'idle') AS unused_hours,
     sum(allocated_gpu_hours) FILTER (allocated_pod_state = 'unknown') AS unknown_hours,
     sum(allocated_gpu_hours) FILTER (busy_ns IS NULL) AS unmeasured_hours,
-    bit_or({ALLOCATED}) AS allocated,
+    bit_or({ALLOCATED}) & {_WHOLE_HOUR} AS allocated,
     coalesce(bit_or({USED}) FILTER (category <> 'idle'), 0) AS used,
     -- The GPU-hours of an allocated minute: at most those of the whole device.
     least(any_value(device_fraction) / 60,
-        sum((allocated_ns - coalesce(unresponsive_ns, 0)) * device_fraction)
+        sum((allocated_ns::DOUBLE - coalesce(unresponsive_ns, 0)) * device_fraction)
         / 3.6e12 / nullif(bit_count(bit_or({ALLOCATED})), 0)) AS minute_hours,
     -- Minutes without kernels of processes that held memory, and their mean memory in this hour.
     max({BUSY.columns[0]}) FILTER (category <> 'idle' AND memory_byte_ns > 0) AS still_minutes,

@@ -378,6 +378,15 @@ def test_another_pods_use_does_not_hide_an_idle_pod(tmp_path: Path) -> None:
     assert found["longest_idle_hours"] == 1.0
 
 
+@for_each("damaged", [{"allocated_minutes": -1}, {"allocated_ns": 2**63 - 1}])
+def test_values_out_of_their_range_do_not_prevent_the_report(damaged: Row) -> None:
+    usage = [{**idle_hour(0, "damaged"), "unresponsive_ns": -5, **damaged}]
+    with duckdb.connect() as connection:
+        view_usage(connection, "usage_hourly", usage)
+        (row,) = waste_of(connection, 1).rows
+    assert row["longest_idle_hours"] == 1.0
+
+
 def test_the_limit_determines_the_order_and_used_time_is_not_listed() -> None:
     usage = [
         *(idle_hour(hour, "nights", gpu="GPU-a") for hour in range(3)),
