@@ -86,7 +86,7 @@ async def test_a_page_has_the_rows_and_notes_that_the_command_prints(
     options = options_for(parameters)
     rows, notes = command(reported, report, *options, "--format", "json", capsys=capsys)
     assert answer["rows"] == json.loads(rows) != []
-    assert answer["notes"] == notes
+    assert [f"Usage from {answer['from']} to {answer['to']}.", *answer["notes"]] == notes
     table = await get(reported, report, **parameters, format="csv")
     found, _ = command(reported, report, *options, "--format", "csv", capsys=capsys)
     assert table.body.decode() == found
