@@ -70,8 +70,8 @@ _NEEDS: Final = """
 """
 # A share is the allocated time, divided by the minutes with an allocation. It is rounded down to
 # whole percents, so that equal shares fill a GPU. Above 80 %, it is the whole GPU, because the
-# first and last minutes of a run may be partial; so is one that has no other part beside it in
-# more than two minutes.
+# first and last minutes of a run may be partial. It is a whole GPU, too, unless another part was
+# held or free in more than two of the same minutes.
 _DEVICES: Final = """
     CREATE OR REPLACE TEMP TABLE devices AS
     WITH found AS (

@@ -249,7 +249,7 @@ def test_only_the_oversized_workload_is_recommended_to_shrink(store: PlayedStore
     assert first["saved_gpu_hours"] == pytest.approx(minutes / 60 * (1 - 1 / 7), abs=0.0051)
     assert {row["recommendation"] for row in others} == {None}
     notes = {row["workload"]: row["note"] for row in others}
-    assert notes["StatefulSet/notebook-ada"] == "never used; see the report waste"
+    assert notes["StatefulSet/notebook-ada"] == "never used; see the report `waste`"
 
 
 def test_progress_is_reported_for_each_day(store: PlayedStore) -> None:

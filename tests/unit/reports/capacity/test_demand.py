@@ -148,7 +148,7 @@ def test_waiting_pods_count_to_the_gpus_of_their_node_or_of_pods_like_them(tmp_p
     assert by_cluster == {("prod",): {first: pytest.approx(6), first + 1: pytest.approx(4.5)}}
 
 
-def silent_store(store: Path, **tables: Any) -> list[Demand]:
+def silent_store(store: Path, **tables: Any) -> list[Demand]:  # noqa: ANN401  # any table
     """Return the demand of a GPU with samples, and of an A100 without, in its last hours."""
     usage = [allocated(hour, "train") for hour in range(4)]
     usage += [allocated(hour, "serve", gpu="GPU-b", node="m", model="A100") for hour in range(2)]
