@@ -169,7 +169,7 @@ def _demand(
         found = hours.get(at)
         # Hours after the last sample of a group are not filled: its GPUs are gone.
         allocated.append(found.allocated if found else 0.0 if at > last else allocated[-1])
-    least = {at: (1 - _KNOWN) * each.present for at, each in hours.items()}
+    tolerated = {at: (1 - _KNOWN) * each.present for at, each in hours.items()}
     last_day = [hours[at].present for at in range(end - _DAY, end) if at in hours]
     return Demand(
         key=key,
@@ -181,10 +181,10 @@ def _demand(
         + 1
         - first
         - len(hours)
-        + sum(each.silent > least[at] for at, each in hours.items()),
+        + sum(each.silent > tolerated[at] for at, each in hours.items()),
         unknown_hours=sum(each.unknown for each in hours.values()),
         known=tuple(
-            at > last or (at in hours and hours[at].unknown + hours[at].silent <= least[at])
+            at > last or (at in hours and hours[at].unknown + hours[at].silent <= tolerated[at])
             for at in range(first, end)
         ),
     )

@@ -83,10 +83,12 @@ def find_outlook(
         f"{demand.filled_hours} hours without samples of some GPUs": demand.filled_hours,
         f"{(unknown := hours - known - demand.filled_hours)} hours of unknown allocation": unknown,
     }
-    found["note"] = "; ".join(note for note, applies in notes.items() if applies) or None
     if known >= needed:
         made = forecast(series, days * DAY, known=demand.known, pause=pause)
         found |= _of_forecast(made, gpus)
+        is_within = found["low_80"] <= found["expected"] <= found["high_80"]
+        notes["past forecasts were too low or too high; rely on the band"] = not is_within
+    found["note"] = "; ".join(note for note, applies in notes.items() if applies) or None
     return found
 
 

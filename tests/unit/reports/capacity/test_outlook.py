@@ -56,6 +56,13 @@ def test_gpus_for_others_bring_the_end_nearer() -> None:
     assert later["full_days_p50"] is None or later["full_days_p50"] > sooner["full_days_p50"]
 
 
+def test_a_note_names_an_expected_demand_outside_its_band() -> None:
+    growing = demand([hour / WEEK for hour in range(WEEKS * WEEK)], gpus=20.0)
+    found = find_outlook(growing, ("cluster", "model"), days=7)
+    assert found["expected"] < found["low_80"]
+    assert found["note"] == "past forecasts were too low or too high; rely on the band"
+
+
 def test_a_short_history_is_not_forecast_and_the_note_states_what_is_needed() -> None:
     found = find_outlook(demand([4.0] * 30 * DAY), ("cluster", "model"), days=7)
     assert found["note"] == "too short a history; 34 days are needed"
