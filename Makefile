@@ -37,7 +37,7 @@ demo: $(VENV)/.demo ## Run all components in one process and show the results (o
 test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Download and build the real parts, then run all tests
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-test-extended: $(VENV)/.dev test-tools ## Run the tests that `make test` skips, more examples of the property tests, and make chaos (1.5 h)
+test-extended: $(VENV)/.dev test-tools ## Run the tests that `make test` skips, more examples of the property tests, and make chaos (1 h; the first time, 1 h more to build KEDA)
 	@$(BIN)/python -m tests.tools otel-collector munged slurmctld slurmd sbatch sinfo \
 		containerd ctr runc busybox node-kubelet kube-scheduler device-plugin dra-driver \
 		kube-controller-manager prometheus-adapter keda-operator keda-adapter
