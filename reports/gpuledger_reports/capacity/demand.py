@@ -170,6 +170,7 @@ def _demand(
         # Hours after the last sample of a group are not filled: its GPUs are gone.
         allocated.append(found.allocated if found else 0.0 if at > last else allocated[-1])
     tolerated = {at: (1 - _KNOWN) * each.present for at, each in hours.items()}
+    silent = sum(each.silent > tolerated[at] for at, each in hours.items())
     last_day = [hours[at].present for at in range(end - _DAY, end) if at in hours]
     return Demand(
         key=key,
@@ -177,11 +178,7 @@ def _demand(
         allocated=tuple(allocated),
         waiting=tuple(waiting.get(at, 0.0) for at in range(first, end)),
         gpus=sum(last_day) / len(last_day) if last_day else 0.0,
-        filled_hours=last
-        + 1
-        - first
-        - len(hours)
-        + sum(each.silent > tolerated[at] for at, each in hours.items()),
+        filled_hours=last + 1 - first - len(hours) + silent,
         unknown_hours=sum(each.unknown for each in hours.values()),
         known=tuple(
             at > last or (at in hours and hours[at].unknown + hours[at].silent <= tolerated[at])
