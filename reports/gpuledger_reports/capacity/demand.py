@@ -85,8 +85,6 @@ class Demand:
 
     key: Key
     """The value of each dimension."""
-    first_hour: int
-    """In hours since the epoch."""
     allocated: tuple[float, ...]
     """GPUs per hour."""
     waiting: tuple[float, ...]
@@ -174,7 +172,6 @@ def _demand(
     last_day = [hours[at].present for at in range(end - _DAY, end) if at in hours]
     return Demand(
         key=key,
-        first_hour=first,
         allocated=tuple(allocated),
         waiting=tuple(waiting.get(at, 0.0) for at in range(first, end)),
         gpus=sum(last_day) / len(last_day) if last_day else 0.0,

@@ -88,7 +88,6 @@ def test_hours_without_samples_have_the_demand_of_the_hour_before_and_are_counte
     assert found == [
         Demand(
             key=("a",),
-            first_hour=1,
             allocated=(1, 2, 2, 2, 1),
             gpus=2.0,
             waiting=(0.0, 4.0, 0.0, 8.0, 0.0),

@@ -15,7 +15,6 @@ FULL = ("full_days_p10", "full_days_p50", "full_days_p90")
 def demand(allocated: list[float], gpus: float = 10.0, waiting: float = 0.0) -> Demand:
     return Demand(
         key=("prod", "H100"),
-        first_hour=0,
         allocated=tuple(allocated),
         waiting=(waiting,) * len(allocated),
         gpus=gpus,
