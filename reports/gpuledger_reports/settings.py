@@ -42,10 +42,10 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CapacitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The metrics `gpuledger_capacity_*`."""
+    """The metrics `gpuledger_reports_capacity_*`."""
 
     metrics_interval_hours: Annotated[int, msgspec.Meta(ge=0, le=168)] = 1
-    """Hours between calculations of the metrics `gpuledger_capacity_*`. 0 disables them."""
+    """Hours between calculations of the metrics `gpuledger_reports_capacity_*`. 0 disables them."""
 
 
 class ReportsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,4 +62,4 @@ class ReportsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     requests: RequestSettings = RequestSettings()
     """Limits of requests."""
     capacity: CapacitySettings = CapacitySettings()
-    """The metrics `gpuledger_capacity_*`."""
+    """The metrics `gpuledger_reports_capacity_*`."""

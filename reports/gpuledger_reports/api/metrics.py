@@ -1,7 +1,7 @@
 """Metrics of `gpuledger reports`: requests, durations, processes, cache."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -56,59 +56,60 @@ STATUSES: Final = ("200", "400", "500", "503", "504")
 count_from_zero(REQUESTS_TOTAL, page=PAGES, status=STATUSES)
 
 _GROUP: Final = ("cluster", "pool", "model")
+CapacityGauge: TypeAlias = Gauge
 CAPACITY_GPUS: Final = Gauge(
-    "gpuledger_capacity_gpus",
+    "gpuledger_reports_capacity_gpus",
     "Number of GPUs in the last hour of complete usage, by state: `total`, `healthy`,"
     " `allocatable`, `allocated`, `used` or `free`. A GPU may have several states.",
     [*_GROUP, "state"],
 )
 CAPACITY_UNUSED_GPU_HOURS: Final = Gauge(
-    "gpuledger_capacity_unused_gpu_hours",
+    "gpuledger_reports_capacity_unused_gpu_hours",
     "Allocated and unused GPU-hours of the last 30 days.",
     _GROUP,
 )
 CAPACITY_UNUSED_COST: Final = Gauge(
-    "gpuledger_capacity_unused_cost",
+    "gpuledger_reports_capacity_unused_cost",
     "Cost of the allocated and unused time of the last 30 days, in the currency of the prices.",
     _GROUP,
 )
 CAPACITY_STRANDED_GPUS: Final = Gauge(
-    "gpuledger_capacity_stranded_gpus",
+    "gpuledger_reports_capacity_stranded_gpus",
     "Mean number of free GPUs in the last 30 days that pods could use only if pods were packed.",
     _GROUP,
 )
 CAPACITY_WAITING_PODS: Final = Gauge(
-    "gpuledger_capacity_waiting_pods",
+    "gpuledger_reports_capacity_waiting_pods",
     "Number of pods that wait for GPUs at the end of complete usage.",
     ["cluster"],
 )
 CAPACITY_UNMET_GPUS: Final = Gauge(
-    "gpuledger_capacity_unmet_gpus",
+    "gpuledger_reports_capacity_unmet_gpus",
     "Mean number of GPUs for which pods waited in the last 30 days.",
     ["cluster"],
 )
 CAPACITY_EXPECTED_GPUS: Final = Gauge(
-    "gpuledger_capacity_expected_gpus",
+    "gpuledger_reports_capacity_expected_gpus",
     "Mean expected demand in GPUs over the last seven of the next 28 days.",
     _GROUP,
 )
 CAPACITY_FULL_DAYS: Final = Gauge(
-    "gpuledger_capacity_full_days",
+    "gpuledger_reports_capacity_full_days",
     "Days until the expected demand reaches all GPUs (P50); absent if not within 28 days.",
     _GROUP,
 )
 CAPACITY_FAILURES: Final = Gauge(
-    "gpuledger_capacity_failures",
+    "gpuledger_reports_capacity_failures",
     "Number of failures of GPUs in the last 30 days.",
     _GROUP,
 )
 CAPACITY_LOST_GPU_HOURS: Final = Gauge(
-    "gpuledger_capacity_lost_gpu_hours",
+    "gpuledger_reports_capacity_lost_gpu_hours",
     "GPU-hours lost to failures in the last 30 days.",
     _GROUP,
 )
 CAPACITY_TIMESTAMP_SECONDS: Final = Gauge(
-    "gpuledger_capacity_timestamp_seconds",
+    "gpuledger_reports_capacity_timestamp_seconds",
     "Unix time in seconds of the end of the usage from which a report's metrics were calculated.",
     ["report"],
 )

@@ -31,7 +31,7 @@ def series() -> dict[str, Series]:
     families = [f for gauge in GAUGES for f in gauge.collect()]
     families += metrics.CAPACITY_TIMESTAMP_SECONDS.collect()
     return {
-        family.name.removeprefix("gpuledger_capacity_"): {
+        family.name.removeprefix("gpuledger_reports_capacity_"): {
             tuple(sample.labels.values()): sample.value for sample in family.samples
         }
         for family in families
