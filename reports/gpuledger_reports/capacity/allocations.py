@@ -193,17 +193,15 @@ class Terms:
                  for day in self._days[:0:-1]]  # fmt: skip
         return f"CASE {' '.join((*cases, ''))}WHEN true THEN DATE '{self._days[0]}' END"
 
-    def price(self, row: Mapping[str, Any], hours: float = 0.0) -> Fraction | None:
-        """Return the price of a GPU-hour, or `None`; `row` has `since` and the columns `PRICED`.
-
-        If there is no price, `hours` are added to the GPU-hours in the note on missing prices.
-        """
+    def price(self, row: Mapping[str, Any]) -> Fraction | None:
+        """Return the price of a GPU-hour, or `None`; `row` has `since` and the columns `PRICED`."""
         rate = self._book.rate_of(_traits(row), row["since"])
-        if rate.price is None:
-            if hours:
-                self._unpriced[row["model"] or "an unknown model"] += hours
-            return None
-        return rate.per_gpu_hour
+        return None if rate.price is None else rate.per_gpu_hour
+
+    def note_unpriced(self, row: Mapping[str, Any], hours: float) -> None:
+        """Add the GPU-hours of a row to the note on missing prices, if the row has no price."""
+        if self.price(row) is None:
+            self._unpriced[row["model"] or "an unknown model"] += hours
 
     def notes(self) -> Iterator[str]:
         """Yield a note on the currency, and one on GPUs without a price."""

@@ -28,7 +28,7 @@ NO_HOURS: Final = (
     "usage_hourly has no complete hour yet, because usage has not been summed up or its first hour"
     " has not ended; run `gpuledger store maintain`"
 )
-"""For users, if there is no complete usage."""
+"""The error message if there is no complete usage."""
 
 
 def options_of(report: Report) -> dict[str, Option]:
@@ -55,7 +55,7 @@ def open_store(
 ) -> Window | None:
     """Create the store's views; return the window of complete hourly usage, if any.
 
-    Raises `UserError` if there is no store, and `StoreReadError` if it cannot be read.
+    Raises `UserError` if the store does not exist, and `StoreReadError` if reading it fails.
     """
     # DuckDB would show the progress of long queries on standard output.
     connection.execute("SET enable_progress_bar = false")

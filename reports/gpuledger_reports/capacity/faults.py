@@ -310,7 +310,7 @@ REPORT: Final = Report(
         " `Per GPU-year` has an exact 95 % Poisson confidence interval. `Expected` is the number of"
         " failures at the mean rate of the model, including the failures of this row. Rows that"
         " fail significantly more often come first, with a note; the test corrects for the number"
-        " of rows. Rows without failures are only counted. `Lost GPU-hours` are time"
+        " of rows. A note counts the rows without failures. `Lost GPU-hours` are time"
         " in which a GPU did not respond, and up to a day after a failure in which it was allocated"
         " but not used again. `Interrupted` are GPU-hours of runs that ended within ten minutes"
         " after a failure; the work since their last checkpoint is lost. Pods of services are not"

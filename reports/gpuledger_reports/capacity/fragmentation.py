@@ -138,8 +138,8 @@ def _notes(fleet: Fleet, question: Question, rows: Sequence[Row]) -> Iterator[st
         yield f"{fleet.unknown_gpus:.3g} GPUs or instances with unknown allocation are excluded."
     if any(row[name] is None for row in rows for name in ("by_cpu_gpus", "by_memory_gpus")):
         yield (
-            "CPU or memory of some pods or nodes is unknown; start the time range after the upgrade"
-            " of podwatch and the store sink."
+            "CPU or memory of some pods or nodes is unknown. Start the time range after podwatch"
+            " and the store sink were upgraded."
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import duckdb
 
 from gpuledger.store.query import DERIVED_COLUMNS
+from gpuledger_reports.capacity.allocations import USAGE, usage_limits
 from gpuledger_reports.capacity.packing import Node, Pod
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Question
 from gpuledger_reports.capacity.stranding import WHOLE, Shape
@@ -25,10 +26,9 @@ _MINUTE: Final = 30
 _MAX_SHAPES: Final = 100
 """Maximum number of different shapes in a mix, the most frequent first."""
 _MINUTE_US: Final = 60_000_000
-_MAX_HOURLY_WINDOW: Final = 48
-"""Hours of the longest window whose mix is read from hourly sums; longer windows use daily sums."""
-_HOLDER: Final = """coalesce(allocated_pod_uid, 'job ' || allocated_job_id,
+_HOLDER: Final = """cluster || ' ' || coalesce(allocated_pod_uid, 'job ' || allocated_job_id,
     allocated_namespace || '/' || allocated_pod)"""
+"""Names are unique only in a cluster."""
 _FRACTION: Final = f"({DERIVED_COLUMNS['device_fraction']})"
 # The unpartitioned rest of a GPU with MIG instances is not a device.
 _IS_DEVICE: Final = f"{_FRACTION} > 0 AND (mig_profile IS NOT NULL OR {_FRACTION} = 1)"
@@ -45,7 +45,8 @@ _OF_NODE: Final = """
 """
 _PODS: Final = """
     CREATE OR REPLACE TEMP TABLE pods_of_window AS
-    SELECT cluster, node, pod_uid, any_value(namespace || '/' || pod) AS name,
+    SELECT cluster, node, pod_uid, cluster || ' ' || pod_uid AS holder,
+        any_value(cluster || ' ' || namespace || '/' || pod) AS name,
         any_value(requested_cpu_millicores) AS cpu, any_value(requested_memory_bytes) AS memory,
         coalesce(any_value(owner_kind) = 'DaemonSet', false) AS is_fixed,
         min(coalesce(scheduled_time, started_time, created_time)) AS since,
@@ -54,19 +55,19 @@ _PODS: Final = """
 """
 _WAITING: Final = """
     CREATE OR REPLACE TEMP TABLE waiting_pods AS
-    SELECT * FROM pending_pods
+    SELECT *, cluster || ' ' || pod_uid AS holder FROM pending_pods
     WHERE valid_to IS NULL AND created_time < {end} AND coalesce(left_time, {end}) >= {begin}
-        AND pod_uid NOT IN (SELECT pod_uid FROM pods_of_window)
+        AND holder NOT IN (SELECT holder FROM pods_of_window)
 """
 # By UID, and by name for rows of usage that have only the names from the kubelet.
 _NEEDS: Final = """
     CREATE OR REPLACE TEMP TABLE needs AS
-    SELECT pod_uid AS holder, cpu, memory, is_fixed FROM pods_of_window
+    SELECT holder, cpu, memory, is_fixed FROM pods_of_window
     UNION ALL
     SELECT name, any_value(cpu), any_value(memory), any_value(is_fixed)
     FROM pods_of_window GROUP BY name
     UNION ALL
-    SELECT pod_uid, requested_cpu_millicores, requested_memory_bytes, false FROM waiting_pods
+    SELECT holder, requested_cpu_millicores, requested_memory_bytes, false FROM waiting_pods
 """
 # A share is the allocated time, divided by the minutes with an allocation. It is rounded down to
 # whole percents, so that equal shares fill a GPU. Above 80 %, it is the whole GPU, because the
@@ -102,27 +103,19 @@ _STATES: Final = """
         fraction, holder
 """
 _UNKNOWN: Final = "SELECT count(DISTINCT (hour, gpu_uuid)) FROM devices WHERE is_unknown"
-_SUMMED: Final = "(SELECT coalesce(max(day) + INTERVAL 1 DAY, {begin}) FROM usage_daily_unnamed)"
-# Each pod of the window and its GPUs, from daily sums, and from hourly sums for days that are not
-# summed up yet. A pod without a node counts for each kind of GPUs that its namespace used.
+# Each pod of the window and its GPUs. A pod without a node counts for each kind of GPUs that its
+# namespace used.
 _MIX: Final = """
-    WITH usage AS (
-        SELECT * FROM usage_daily_unnamed
-        WHERE day >= date_trunc('day', {begin}) AND day < least({end}, {by_hour_from})
-        UNION ALL BY NAME
-        SELECT * FROM usage_hourly_unnamed
-        WHERE hour >= greatest({begin}, {by_hour_from}) AND hour < {end}
-    ),
-    ran AS (
+    WITH ran AS (
         SELECT cluster, node, model, mig_profile, {fraction} AS fraction,
             allocated_namespace AS namespace, {holder} AS holder, count(DISTINCT gpu_uuid) AS gpus
-        FROM usage
+        FROM {usage}
         WHERE category = 'idle' AND allocated_ns > 0 AND {is_device} AND {holder} IS NOT NULL
         GROUP BY ALL
     ),
     found AS (
         FROM ran UNION ALL BY NAME
-        SELECT DISTINCT ran.* EXCLUDE (holder, gpus), pod_uid AS holder,
+        SELECT DISTINCT ran.* EXCLUDE (holder, gpus), waiting_pods.holder,
             json_extract_string(requested, '$."nvidia.com/' || coalesce(
                 'mig-' || replace(mig_profile, '+', '.'), 'gpu') || '"')::BIGINT AS gpus
         FROM ran JOIN waiting_pods USING (cluster, namespace)
@@ -210,7 +203,6 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fle
     """Return the fleet of a question's window, with kinds by the question's dimensions."""
     window, hours = question.window, find_instants(question.window)
     begin, end = map(_sql_time, window)
-    is_short = window.end_us - window.begin_us <= _MAX_HOURLY_WINDOW * HOUR_US
     names = {
         "kind": _KIND.format(by=", ".join(GPU_DIMENSIONS[name] for name in question.by)),
         "fraction": _FRACTION,
@@ -222,11 +214,11 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fle
         "instants": ", ".join(_sql_time(hour + _MINUTE * _MINUTE_US) for hour in hours),
         "begin": begin,
         "end": end,
-        "by_hour_from": begin if is_short else _SUMMED.format(begin=begin),
+        "usage": USAGE,
     }
 
-    def rows(sql: str) -> list[tuple[Any, ...]]:
-        return connection.execute(sql.format(**names)).fetchall()
+    def rows(sql: str, **parameters: int) -> list[tuple[Any, ...]]:
+        return connection.execute(sql.format(**names), parameters).fetchall()
 
     for table in _TABLES:
         connection.execute(table.format(**names))
@@ -243,7 +235,7 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fle
         if not is_free:
             found.pods.append(Pod(dict(zip(gpus, shares, strict=True)), *needs))
     ((unknown,),) = rows(_UNKNOWN)
-    mixes = _mixes(rows(_MIX), nodes)
+    mixes = _mixes(rows(_MIX, **usage_limits(connection, window)), nodes)
     return Fleet(nodes=nodes, mixes=mixes, unknown_gpus=unknown / len(hours))
 
 

@@ -120,7 +120,7 @@ class Finding:
     load: Load | None
     change: Change | None = None
     note: str | None = None
-    """Why there is no change."""
+    """The reason, if there is no change."""
     tried: Sequence[str] = ()
     """A sentence for each device that was considered."""
 
@@ -134,8 +134,7 @@ class Advisor:
     def find(self, workload: Workload) -> Finding:
         """Return the best change for a workload, or the reason for keeping its devices."""
         for part in workload.parts:
-            # Counts the hours without a price for the note.
-            self._terms.price(part, part["hours"])
+            self._terms.note_unpriced(part, part["hours"])
         load = workload.load()
         note = _obstacle(workload, load, self._minimum_days)
         if note or load is None:

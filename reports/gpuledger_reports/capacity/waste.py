@@ -285,7 +285,8 @@ def read_waste(
     named = named_sql(connection, "slice_sums")
     for row in rows_of(connection.sql(_sums_sql(named, question.by, terms))):
         key = tuple(terms.named(name, row[f"by_{name}"], row) for name in question.by)
-        waste[key].add(row, terms.price(row, row["allocated"]))
+        waste[key].add(row, terms.price(row))
+        terms.note_unpriced(row, row["allocated"] or 0.0)
     return waste, [*_notes(question, unknown), *terms.notes()]
 
 

@@ -152,7 +152,7 @@ def exists(api: KubeApi, manifest: Manifest) -> bool:
 
 
 def settings_of(api: KubeApi, rendering: Rendering) -> dict[str, Any]:
-    """Return the pods and settings of a release, as the API server has them."""
+    """Return the pods and settings of a release from the API server."""
     kinds = ("DaemonSet", "Deployment", "ConfigMap")
     found = [api.request("GET", api.path_of(made))[1] for made in rendering.of_kind(*kinds)]
     return {

@@ -66,7 +66,10 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
     ({"kafka": {"env": {"OTHER": "1"}}}, 'kafka.env: invalid value "OTHER"; use names of'),
     ({"image": {"registry": "https://registry.example.com"}}, "write HOST/PATH"),
     ({"store": {"uri": "/mnt/store"}}, "write s3://BUCKET/PATH"),
-    ({"receivers": {"Second": {"settings": {"url": "http://other"}}}}, "use up to 10 lowercase letters"),
+    (
+        {"receivers": {"Second": {"settings": {"url": "http://other"}}}},
+        "use up to 10 lowercase letters",
+    ),
     ({"receivers": {"second": {}}}, "receivers.second.settings.url: missing; write"),
     ({"receivers": {"second": {"settings": {"uri": "http://a"}}}}, "/receivers/second/settings"),
     ({**CENTRAL, "bill": {"enabled": True}}, "bill.enabled: set prices"),

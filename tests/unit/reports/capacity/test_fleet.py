@@ -256,7 +256,7 @@ def device(
         # Free GPUs of different nodes do not fit one pod.
         ([device(1), device(1, node="m"), device(1, node="m")], (3, 1, 0, 0), {}, 0),
         ([device(1)] * 8 + [device(0.5)], (8, 4, 2, 1), {}, 0),
-        # The first GPU is shared by four, of which one is there; so is its free neighbour.
+        # One pod has a quarter of the first GPU, so the other GPU of the node is shared, too.
         ([device(0.75, 0.25), device(1)], (0, 0, 0, 0), {}, 7),
         ([device(2 / 3, 1 / 3)], (0, 0, 0, 0), {}, 2),
         # A pod held the whole GPU for most of its first hour.

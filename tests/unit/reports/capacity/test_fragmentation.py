@@ -37,6 +37,26 @@ def row(gpu: str, pod: str | None, node: str = "n", **fields: Any) -> Row:  # no
     return allocated(0, pod, gpu=gpu, **{"node": node, "allocated_minutes": WHOLE_HOUR, **fields})
 
 
+def test_pods_of_one_name_in_two_clusters_have_their_own_needs(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"allocated_pod": "web", "allocated_pod_uid": None}
+    usage = [
+        row(f"GPU-{cluster}{gpu}", holder, cluster=cluster, **fields)
+        for cluster in ("prod", "lab")
+        for gpu, (holder, fields) in enumerate([("web", names), (None, {})])
+    ]
+    pods = [
+        pod_row("web", cluster=cluster, requested_cpu_millicores=cpu, requested_memory_bytes=0)
+        for cluster, cpu in (("prod", 1000), ("lab", 7000))
+    ]
+    nodes = [
+        node_row(cluster=cluster, allocatable_cpu_millicores=8000, allocatable_memory_bytes=0)
+        for cluster in ("prod", "lab")
+    ]
+    of_row = found(tmp_path, usage, pods=pods, nodes=nodes)
+    # In prod, another pod of 1 CPU fits; in lab, another pod of 7 CPUs does not.
+    assert (of_row["free_gpus"], of_row["by_cpu_gpus"]) == (2, 1)
+
+
 def spread() -> Iterator[Row]:
     """Yield the rows of three nodes, each with a pod of two GPUs, a pod of one, and a free GPU."""
     for node in "abc":
@@ -208,7 +228,7 @@ def test_a_share_of_a_gpu_strands_the_rest_of_it_for_pods_of_whole_gpus(tmp_path
         usage += [row(gpu, None, allocated_ns=3 * quarter)]
     of_row = found(tmp_path, usage)
     assert of_row["free_gpus"] == 1.5
-    # Of three pods, one needs a whole GPU. Packed, one of the two GPUs is whole.
+    # One of three pods needs a whole GPU. If the others are packed, one of the two GPUs is free.
     assert (of_row["unusable_gpus"], of_row["packed_gpus"]) == (0.5, 0.17)
 
 
@@ -239,6 +259,8 @@ def test_the_mix_has_all_pods_of_a_long_window_and_its_last_hours(tmp_path: Path
         for gpu, pod in (("GPU-a", "one"), ("GPU-b", None))
     ]
     daily = [allocated(24 * day, f"two-{day}", gpu=gpu) for day in range(3) for gpu in "ab"]
+    # The newest day is summed up only in part.
+    daily += [allocated(72, "one", gpu="GPU-a")]
     outside = [allocated(-24, "big", gpu=gpu) for gpu in "abc"]
     last += [allocated(73, "late", gpu=gpu) for gpu in "abcd"]
     answer = answer_of(tmp_path, window=window, usage_hourly=last, usage_daily=[*daily, *outside])

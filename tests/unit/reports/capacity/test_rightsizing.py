@@ -37,7 +37,7 @@ prices:
 
 @dataclass(frozen=True)
 class Minute:
-    """The use of a device by its pod in a minute: percent of it, and GiB."""
+    """The use of a device by its pod in a minute: percent of the minute, and GiB of memory."""
 
     busy: int
     gib: float = 8
