@@ -58,9 +58,9 @@ class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The minimum and maximum possible time of the driver's clock at a tick."""
 
     earliest_us: float
-    """The clock's minimum: the end of a window that has closed."""
+    """The clock's minimum."""
     latest_us: float
-    """The clock's maximum: the end of the next window, which has not closed."""
+    """The clock's maximum."""
     covered_us: float
     """End of the time that the tick covers, by the driver's clock."""
 
@@ -142,9 +142,9 @@ class ClockSync(NamedTuple):
     at_ns: int
     """The time of the bounds, by the monotonic clock."""
     closed_us: float
-    """The clock's minimum: the end of the latest window cannot be later."""
+    """The clock's minimum; windows that end at or before it have closed."""
     opened_us: float
-    """The maximum end of the latest window: the clock is at most one window further."""
+    """The clock's maximum, less one window."""
 
     def at(self, now_ns: int) -> "ClockSync":
         """Return the bounds at another time."""

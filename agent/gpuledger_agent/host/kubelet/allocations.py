@@ -30,6 +30,7 @@ from gpuledger_agent.host.kubelet.assignments import (
     Unresolved,
     count_replicas,
     find_assignments,
+    find_unmatched,
 )
 from gpuledger_agent.host.kubelet.messages import (
     ALLOCATABLE_METHOD,
@@ -194,6 +195,10 @@ class Allocations:
         self._assignments: Sequence[DeviceAssignment] = ()
         """The devices of all pods in `_listed`."""
         self._merged = Merged()
+        self._unmatched: Sequence[DeviceAssignment] = ()
+        """Devices of containers that match no GPU of the node."""
+        self._has_failed = False
+        """Whether the last query failed."""
         self._pods: AbstractSet[PodName] = frozenset()
         self._merged_from: _Facts | None = None
         self._is_logged = False
@@ -297,6 +302,9 @@ class Allocations:
             placeholder_namespaces=shares.placeholder_namespaces if shares else (),
             admin_access_namespaces=self._settings.admin_access_namespaces,
         )
+        self._unmatched = find_unmatched(assignments, devices)
+        if is_fresh and not self._has_failed:
+            self._report_answer()
         ALLOCATIONS.set(sum(one.count or 1 for one in self._merged.allocations))
         unresolved = self._merged.unresolved
         for reason in Unresolved:
@@ -368,6 +376,11 @@ class Allocations:
         self._answered_ns = self._clock.monotonic_ns()
         self._is_found = True
         KUBELET_ANSWERS.inc()
+        self._has_failed = False
+        self._report_answer()
+
+    def _report_answer(self) -> None:
+        """Set the check after a response, and name a device that matches no GPU of the node."""
         count = sum(assignment.is_gpu_resource for assignment in self._assignments)
         if count and self._ends and not self._ends.shows_cgroups:
             self._check.failed(
@@ -376,7 +389,14 @@ class Allocations:
                 " mount the node's /sys/fs/cgroup read-only and set kubelet.cgroup_root to it"
             )
         else:
-            self._check.ok(f"{count} devices are allocated to containers")
+            detail = f"{count} devices are allocated to containers"
+            if self._unmatched:
+                one = self._unmatched[0]
+                detail += (
+                    f"; matching no GPU of the node: {len(self._unmatched)}, such as"
+                    f" {one.resource_name} {one.device_id} of pod {one.namespace}/{one.pod}"
+                )
+            self._check.ok(detail)
 
     def _find_missing(self, found: _PodDevices) -> _PodDevices:
         """Return running pods that the response before had and this one does not, with devices.
@@ -402,6 +422,7 @@ class Allocations:
         If there was no response yet, the check fails unless `kubelet.enabled` is `auto`. Otherwise
         the check fails if the last response is too old.
         """
+        self._has_failed = True
         if self._is_fresh():
             self._check.ok(f"{detail}; the last response is still used")
         elif self._answered_ns is None and self._settings.enabled == "auto":

@@ -323,6 +323,22 @@ def resolve(assignment: DeviceAssignment, index: DeviceIndex) -> ResolvedDevice 
     return find_claimed(assignment.device_id, index, share_id=assignment.share_id)
 
 
+def find_unmatched(
+    assignments: Iterable[DeviceAssignment], index: DeviceIndex
+) -> list[DeviceAssignment]:
+    """Return the devices of GPU resources that match no GPU of the node.
+
+    Ids that only count shares are left out, because annotations contain their GPU.
+    """
+    return [
+        one
+        for one in assignments
+        if one.is_gpu_resource
+        and (one.claim is not None or not counts_shares(one.device_id, index))
+        and isinstance(resolve(one, index), Unresolved)
+    ]
+
+
 SharedDevice = tuple[str, str, int | str | None]
 """A resource name, a GPU's UUID and, for a MIG instance, its UUID or the driver's id."""
 ReplicaCounts = Counter[SharedDevice]

@@ -51,7 +51,7 @@ _EXPLAINED: Final[Mapping[Unresolved, str]] = {
     Unresolved.UNKNOWN_GPU: "the node does not have the GPU in the annotation",
     Unresolved.UNKNOWN_INSTANCE: "the annotation does not name a MIG instance of the node",
     Unresolved.UNKNOWN_FORM: "the annotation does not contain the UUID of a GPU",
-    Unresolved.UNKNOWN_GROUP: "no reservation pod of its group has a GPU on the node",
+    Unresolved.UNKNOWN_GROUP: "not exactly one GPU of the node is reserved for its group",
     Unresolved.ALLOCATED_WHOLE: "the kubelet allocated the whole GPU to another container",
     Unresolved.UNKNOWN_MEMORY: "the memory of the GPU is unknown, so its share is unknown too",
 }

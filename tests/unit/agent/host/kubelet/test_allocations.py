@@ -370,6 +370,18 @@ async def test_a_new_gpu_gets_its_allocations_without_a_new_request() -> None:
         assert bench.kubelet.requests == 1
 
 
+async def test_the_check_names_a_device_that_matches_no_gpu_of_the_node() -> None:
+    bench = Bench(answer(GPU, OTHER))
+    async with bench.running():
+        bench.allocated(DeviceIndex.of([facts(GPU)]))
+        unmatched = f"; matching no GPU of the node: 1, such as nvidia.com/gpu {OTHER} of pod"
+        assert unmatched in bench.check.detail
+        await bench.advance(15)
+        assert unmatched in bench.check.detail
+        bench.allocated()
+        assert bench.check.detail == "2 devices are allocated to containers"
+
+
 async def test_allocations_are_recomputed_only_after_a_change() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
