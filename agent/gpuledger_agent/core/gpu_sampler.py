@@ -4,7 +4,9 @@
     (none) ────────────▶ UNTIMED ─────────────────────────────────▶ TIMED
                           ▲   ▲                                      │  │
         the next answer   │   └── no newer sample for 5 s: the ──────┘  │
-                          │       driver's clock was set back           │
+                          │       driver's clock was set back; or the   │
+                          │       wall clock was, and all samples from  │
+                          │       before have been used or dropped      │
                           └─ UNRESPONSIVE ◀── no answer, a failed tick ─┘
                                            (from UNTIMED as well)
 
@@ -18,24 +20,9 @@ In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts UNRESPONSIVE
 fast polls read samples that the driver would discard before the next tick. `take` stores these
 samples in `_polled` until a tick covers their time.
 
-The sampler learns these properties of the driver from its answers, and keeps them in every state:
-
-- `one_sample_each`: the driver returns one sample per process for the whole time since the last
-  query, not one per window. Two samples of one process in an answer disprove this. Windows in which
-  the GPU was used, but no process has a sample, confirm it.
-- `one_process_each`: each of the driver's windows has a sample of only one process, the one that
-  ran at one instant. Samples of two processes in a window disprove this. Consecutive windows of
-  different processes confirm it, if the former process has not ended.
-- `skips_idle`: the driver returns no sample for idle windows. The utilization rates reveal this,
-  because they always describe the latest window.
-- `window`: the length of the driver's sampling windows.
-- `lateness`: how long after its window a sample may come. Ticks end earlier by that time.
-- `loses_windows`: the driver returns no samples of some used windows. Samples of processes in such
-  windows reveal this. The mean of the other windows then applies to all.
-- `loses_uses`: the driver returns no process samples of some used windows, or samples of other
-  windows than the GPU's. The sums of the samples in many windows reveal this.
-- `has_right_uses`: in windows in which each process has a sample, the samples add up to the GPU's
-  use. If the driver `loses_uses`, the only process without a sample in a window then gets the rest.
+In every state, the sampler learns the properties of the driver (`traits`), the length of its
+sampling windows (`window`), and how long after its window a sample may come (`lateness`). Ticks end
+earlier by that time.
 
 A GPU is watched closely by frequent fast polls in four cases:
 
@@ -56,6 +43,7 @@ from msgspec.structs import replace
 
 from gpuledger.clock import NS_PER_SECOND, NS_PER_US
 from gpuledger.records import BusyMethod, GpuDetails, GpuReading, GpuTotals, bounds
+from gpuledger_agent.core.driver_traits import DriverTraits
 from gpuledger_agent.core.normalize.accounts import read_accounts
 from gpuledger_agent.core.normalize.driver_clock import (
     BEHIND_WINDOWS,
@@ -114,32 +102,8 @@ _SILENCE_NS: Final = 5_000_000_000
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
 # The maximum time between the reading of the wall clock and the end of the query.
 _AHEAD_US: Final = 1_000_000
-_WINDOWS_TO_LEARN: Final = 5
-"""Number of windows in which the GPU was used but no process has a sample, so that
-`one_sample_each` is confirmed. One such window is not enough, because drivers return no sample for
-the window in which a process ends."""
-_SWITCHES_TO_LEARN: Final = 20
-"""Number of consecutive windows with different processes, so that `one_process_each` is confirmed.
-"""
-_LOST_TO_LEARN: Final = 3
-"""Number of windows with a process's sample but without the GPU's, so that `loses_windows` is
-confirmed."""
-_MAX_LOST_RATIO: Final = 0.01
-"""Part of the windows with process samples up to which the driver counts as losing none."""
-_USED_TO_LEARN: Final = 20
-"""Number of windows in which a GPU was used that `loses_uses` is judged by. It is confirmed before
-that many if the windows that are still to come cannot change the result."""
-_MAX_SHORT_RATIO: Final = 0.2
-"""Part of these windows in which process samples may fall short of the GPU's use, because the
-driver has no sample of the window in which a process ends."""
-_FULL_TO_LEARN: Final = 5
-"""Number of used windows in which each process has a sample that `has_right_uses` is judged by."""
-_WINDOWS_KEPT: Final = 1000
-"""Number of these windows after which older ones count half."""
-_USED_PERCENT: Final = 5
-"""Utilization up to which the shares of several processes may each round to zero."""
 _WATCH_NS: Final = 10 * NS_PER_SECOND
-"""How long a GPU is watched closely after a process started or ended."""
+"""How long a GPU is watched closely after a process started or ended, or samples were missing."""
 _MAX_KEPT: Final = 65_536
 """Maximum number of samples kept for one GPU: 16 processes in 4,096 windows."""
 _BELIEVED_TICKS: Final = 5
@@ -258,14 +222,8 @@ class GpuSampler:
         """The lowest power that the board has drawn without a process."""
         self.window = WindowLength()
         """The estimate of the length of the driver's sampling windows."""
-        self.one_sample_each: bool | None = None
-        """Whether the driver returns only one sample per process for the whole time since the last
-        query; `None` until it is known."""
-        self.one_process_each: bool | None = None
-        """Whether the driver returns a sample of only one process per window; `None` until it is
-        known."""
-        self.skips_idle = False
-        """Whether the driver returns no samples of idle windows."""
+        self.traits = DriverTraits()
+        """The properties of the driver."""
         self.lateness = Lateness()
         """How late the driver's samples come."""
         self.is_shared = False
@@ -279,11 +237,6 @@ class GpuSampler:
         self._requested = SampleCursor()
         self._has_rates_only = False
         self._is_set_back = False
-        self._missing_windows = 0
-        self._sampled_windows = self._lost_windows = 0
-        self._switches = 0
-        self._used_windows = self._short_windows = 0
-        self._full_windows = self._short_full_windows = 0
         self._watched_since_ns: int | None = None
         self._listed: frozenset[int] | None = None
         self._answered_ns = 0
@@ -291,24 +244,6 @@ class GpuSampler:
         """Rarely queried readings (`_RARE`) of answers that were not published as a tick, such as a
         GPU's first answers. The next tick reports them, because the next health query comes much
         later."""
-
-    @property
-    def loses_windows(self) -> bool:
-        """Whether the driver returns no samples of some windows in which the GPU was used."""
-        lost = self._lost_windows
-        return lost >= _LOST_TO_LEARN and lost > _MAX_LOST_RATIO * self._sampled_windows
-
-    @property
-    def loses_uses(self) -> bool:
-        """Whether the driver returns no samples of some windows in which a process ran."""
-        used = max(self._used_windows, _USED_TO_LEARN)
-        return self._short_windows > _MAX_SHORT_RATIO * used
-
-    @property
-    def has_right_uses(self) -> bool:
-        """Whether the processes' samples add up to the GPU's use if each process has one."""
-        full = self._full_windows
-        return full >= _FULL_TO_LEARN and self._short_full_windows <= _MAX_SHORT_RATIO * full
 
     # Queries.
 
@@ -334,7 +269,7 @@ class GpuSampler:
         """Return whether the GPU needs frequent fast polls now; see the module's docstring."""
         if self._watched_since_ns is not None and now_ns - self._watched_since_ns < _WATCH_NS:
             return True
-        return self._has_rates_only or (self.is_shared and bool(self.one_sample_each))
+        return self._has_rates_only or (self.is_shared and bool(self.traits.one_sample_each))
 
     # Answers.
 
@@ -445,11 +380,11 @@ class GpuSampler:
             gpu_ratio=ratio,
             # Stamps from two timelines do not show the length of a window.
             learns=set_back_now_us is None,
-            adds_lost_samples=self.loses_uses and self.has_right_uses,
+            adds_lost_samples=self.traits.loses_uses and self.traits.has_right_uses,
             validator=validator,
         )
         if set_back_now_us is None:
-            self._count_windows(shares)
+            self.traits.learn(shares, is_shared=self.is_shared)
         self.last = LastTick(
             read_ns=now_ns,
             last_seen=_next_cursor(was.last_seen, clock, polled, shares),
@@ -603,7 +538,7 @@ class GpuSampler:
         )
         if self.lateness.late_us > before:
             # The windows that were missing had not come yet.
-            self.skips_idle = False
+            self.traits.skips_idle = False
 
     def _follow_rates(
         self, rate_percent: int | None, given: AnswerTime, closed_us: float | None
@@ -625,21 +560,21 @@ class GpuSampler:
             rate_percent=rate_percent,
             closed_us=closed_us,
             window_us=self.window.length_us,
-            skips_idle=self.skips_idle,
+            skips_idle=self.traits.skips_idle,
             late_us=self.lateness.late_us,
-            loses_windows=self.loses_windows,
+            loses_windows=self.traits.loses_windows,
         )
         if newest and newest.percent and rate_percent == 0:
             polled.idle_after.add(newest_us)
-        if polled.freshness is Freshness.BEHIND and not self.skips_idle:
-            self.skips_idle = True
+        if polled.freshness is Freshness.BEHIND and not self.traits.skips_idle:
+            self.traits.skips_idle = True
             # The last answers without use may have been taken for answers of the latest window.
             polled.synced = None
             if self.last.clock:
                 clock = self.last.clock.widen(BEHIND_WINDOWS * self.window.usual_us)
                 self.last = replace(self.last, clock=clock)
         elif polled.freshness is Freshness.LEAPT:
-            self.skips_idle = False
+            self.traits.skips_idle = False
         if newest and polled.freshness in OF_LATEST:
             polled.synced = sync(
                 polled.synced, newest_us, given=given, window_us=self.window.usual_us
@@ -661,24 +596,8 @@ class GpuSampler:
         if not since_us or not (window_us or self._polled.cursor):
             return uses
         width_us = round(window_us or USUAL_WINDOW_US)
-        if len({use.pid for use in uses}) < len(uses):
-            self.one_sample_each = False
-        elif uses and self.one_sample_each is None:
-            stamps = {use.timestamp_us for use in uses}
-            missing = sum(
-                sample.percent > _USED_PERCENT
-                and not any(abs(sample.timestamp_us - stamp) < width_us / 2 for stamp in stamps)
-                for sample in samples
-            )
-            self._missing_windows += missing
-            self._polled.misses_windows |= bool(missing)
-            if self._missing_windows >= _WINDOWS_TO_LEARN:
-                self.one_sample_each = True
-                if any(use.sm_percent for use in uses):
-                    # Frequent polls will show the other windows.
-                    self._used_windows = self._short_windows = 0
-                    self._full_windows = self._short_full_windows = 0
-        if not self.one_sample_each:
+        self._polled.misses_windows |= self.traits.learn_form(uses, samples, width_us=width_us)
+        if not self.traits.one_sample_each:
             return uses
         if round((newest_us - since_us) / (window_us or USUAL_WINDOW_US)) > 1:
             return [replace(use, since_us=since_us) for use in uses]
@@ -775,7 +694,7 @@ class GpuSampler:
                 gpu,
                 before_us=was.last_seen.gpu_us,
                 idle_after=polled.idle_after,
-                skips_idle=self.skips_idle,
+                skips_idle=self.traits.skips_idle,
             )
         return find_cover(
             gpu,
@@ -785,13 +704,13 @@ class GpuSampler:
             window=self.window,
             known_window_us=known_window_us,
             newest=polled.freshness,
-            skips_idle=self.skips_idle,
+            skips_idle=self.traits.skips_idle,
             synced=polled.synced,
             interval_ns=interval_ns,
             now_ns=now_ns,
             is_one_timeline=is_one_timeline,
             late_us=self.lateness.late_us,
-            loses_windows=self.loses_windows,
+            loses_windows=self.traits.loses_windows,
         )
 
     def _find_method(self, shares: Shares, *, is_estimate: bool) -> BusyMethod | None:
@@ -799,44 +718,19 @@ class GpuSampler:
 
         `is_estimate` tells whether the samples of this tick describe only a part of its time.
         """
-        if is_estimate or self._has_rates_only or self.lateness.shifts_usage or self.loses_windows:
+        is_estimate |= self._has_rates_only or self.lateness.shifts_usage
+        if is_estimate or self.traits.loses_windows:
             return BusyMethod.SAMPLED
         if shares.overlaps:
             return BusyMethod.EQUAL_TURNS
         is_partial = (
             shares.falls_short
             or shares.are_coarse
-            or self.loses_uses
-            or self.one_process_each
+            or self.traits.loses_uses
+            or self.traits.one_process_each
             or self._polled.misses_windows
         )
         return BusyMethod.PARTIAL_SAMPLES if is_partial else None
-
-    def _count_windows(self, shares: Shares) -> None:
-        """Learn `loses_windows`, `loses_uses` and `one_process_each` from a tick's samples."""
-        self._sampled_windows += shares.sampled_windows
-        self._lost_windows += shares.lost_windows
-        if self._sampled_windows > _WINDOWS_KEPT:
-            self._sampled_windows //= 2
-            self._lost_windows //= 2
-        if self.loses_windows:
-            # The windows that were missing were not idle.
-            self.skips_idle = False
-        if shares.mixed_windows:
-            self.one_process_each = False
-        elif self.one_process_each is None and not self.one_sample_each and self.is_shared:
-            self._switches += shares.switches
-            self.one_process_each = True if self._switches >= _SWITCHES_TO_LEARN else None
-        if not self.one_sample_each or self.is_shared:
-            self._used_windows += shares.used_windows
-            self._short_windows += shares.short_windows
-            self._full_windows += shares.full_windows
-            self._short_full_windows += shares.short_full_windows
-            if self._used_windows > _WINDOWS_KEPT:
-                self._used_windows //= 2
-                self._short_windows //= 2
-                self._full_windows //= 2
-                self._short_full_windows //= 2
 
     def _find_gone(
         self,

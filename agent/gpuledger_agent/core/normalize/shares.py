@@ -3,13 +3,14 @@
 The driver reports whole percents of its own sampling windows. It does not report windows in which a
 process did not run, nor the window in which the process ended. Some drivers return one sample per
 window, others one sample for the whole time since the last query.
-`gpuledger_agent.core.gpu_sampler` learns which kind a driver is, and thus the time that a sample
+`gpuledger_agent.core.driver_traits` learns which kind a driver is, and thus the time that a sample
 covers. Until then, that time is derived from the distance between a process's samples.
 
 Two kinds of samples do not describe a process's own use and are corrected here: samples that add up
 to more than the GPU's use (`take_turns`), and samples of an MPS server (`share_server`).
 """
 
+import operator
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -92,6 +93,28 @@ class GoneProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Latest possible time of the process's end, by the driver's clock."""
 
 
+class UsedWindows(NamedTuple):
+    """Numbers of windows in which the GPU was used by more than rounding hides."""
+
+    used: int = 0
+    """All these windows."""
+    short: int = 0
+    """Those in which the processes' samples add up to less than the GPU's use, by more than
+    rounding explains."""
+    full: int = 0
+    """Those in which each process has a sample."""
+    short_full: int = 0
+    """Those that count as both short and full."""
+
+    def plus(self, other: "UsedWindows") -> "UsedWindows":
+        """Return the sums of both."""
+        return UsedWindows(*map(operator.add, self, other))
+
+    def halved(self) -> "UsedWindows":
+        """Return half of each number, rounded down."""
+        return UsedWindows(*(number // 2 for number in self))
+
+
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """Each process's share of one GPU in one tick."""
 
@@ -110,16 +133,8 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """Number of windows in the covered time with samples of processes."""
     lost_windows: int = 0
     """Number of these windows without a sample of the GPU."""
-    used_windows: int = 0
-    """Number of windows in the covered time in which the GPU was used by more than rounding hides.
-    """
-    short_windows: int = 0
-    """Number of these windows in which the processes' samples add up to less than the GPU's use, by
-    more than rounding explains."""
-    full_windows: int = 0
-    """Number of the used windows in which each process has a sample."""
-    short_full_windows: int = 0
-    """Number of the windows that count as both short and full."""
+    used_windows: UsedWindows = UsedWindows()
+    """Numbers of windows in the covered time in which the GPU was used."""
     mixed_windows: int = 0
     """Number of windows in the covered time with samples of several processes."""
     switches: int = 0
@@ -247,7 +262,6 @@ def apportion(
         )
     sampled_windows, lost_windows = _count_lost(by_stamp, by_end, cover, window_us)
     windows = _covered_windows(by_window, cover)
-    counts = _count_used(windows, len(processes))
     mixed_windows, switches = _count_switches(windows, running)
     if returned and gpu_ratio is not None and is_known:
         usages = _with_last_windows(usages, returned, gpu_ratio)
@@ -259,10 +273,7 @@ def apportion(
         overlaps=bool(percents),
         sampled_windows=sampled_windows,
         lost_windows=lost_windows,
-        used_windows=counts.used,
-        short_windows=counts.short,
-        full_windows=counts.full,
-        short_full_windows=counts.short_full,
+        used_windows=_count_used(windows, len(processes)),
         mixed_windows=mixed_windows,
         switches=switches,
         falls_short=gpu_ratio is not None and _falls_short(usages, gpu_ratio),
@@ -363,18 +374,9 @@ def _hidden_percent(processes: int) -> int:
     return _ROUNDING_PERCENT * (processes + 1)
 
 
-class _UsedWindows(NamedTuple):
-    """The numbers of used windows, as in `Shares`."""
-
-    used: int = 0
-    short: int = 0
-    full: int = 0
-    short_full: int = 0
-
-
 def _count_used(
     windows: Sequence[tuple[SampledWindow, Mapping[int, int]]], processes: int
-) -> _UsedWindows:
+) -> UsedWindows:
     """Count windows, each with the processes' percents by pid."""
     hidden = _hidden_percent(processes)
     used = [
@@ -384,7 +386,7 @@ def _count_used(
     ]
     full = [is_short for is_short, sampled in used if sampled == processes]
     short = sum(is_short for is_short, _ in used)
-    return _UsedWindows(used=len(used), short=short, full=len(full), short_full=sum(full))
+    return UsedWindows(used=len(used), short=short, full=len(full), short_full=sum(full))
 
 
 def _count_switches(
@@ -439,7 +441,7 @@ def _is_used(windows: Sequence[SampledWindow], start_us: float, end_us: float) -
 
 def _falls_short(usages: Sequence[ProcessUsage], gpu_ratio: float) -> bool:
     """Return whether the processes' shares lack more of the GPU's use than rounding explains."""
-    lacking = gpu_ratio - ratio_of(_ROUNDING_PERCENT * (len(usages) + 1))
+    lacking = gpu_ratio - ratio_of(_hidden_percent(len(usages)))
     for usage in usages:
         if usage.ended or usage.sm_ratio is None:
             return False

@@ -117,7 +117,7 @@ def known(*, one_sample_each: bool | None = None, clock: DriverClock | None = No
     """Return a GPU whose tick at 0 s has covered the time up to the first window."""
     gpu = GpuSampler()
     gpu.window = WindowLength(length_us=WINDOW_US, is_confirmed=True)
-    gpu.one_sample_each = one_sample_each
+    gpu.traits.one_sample_each = one_sample_each
     seen = SampleCursor(gpu_us=START_US, memory_us=1, process_us=START_US)
     gpu.last = LastTick(last_seen=seen, clock=clock)
     return gpu
@@ -144,14 +144,14 @@ def shares(ticked: GpuTick) -> dict[int, float | None]:
 def test_two_samples_of_a_process_in_one_query_are_windows() -> None:
     gpu = known()
     take(gpu, poll(50, 50, 50, uses=((7, 1, 50), (7, 3, 50))))
-    assert gpu.one_sample_each is False
+    assert gpu.traits.one_sample_each is False
 
 
 def test_one_sample_in_each_query_of_several_windows_reveals_the_form_of_samples() -> None:
     gpu, shown = known(), []
     for since in range(0, 24, 3):
         take(gpu, poll(50, 50, 50, since=since, uses=((7, since + 3, 50),)))
-        shown.append(gpu.one_sample_each)
+        shown.append(gpu.traits.one_sample_each)
     assert shown == [None, None, *[True] * 6]
 
 
@@ -160,7 +160,7 @@ def test_a_resting_process_does_not_reveal_the_form_of_the_drivers_samples() -> 
     gpu = known()
     for since in range(0, 120, 6):
         take(gpu, poll(0, 0, 40, 0, 0, 0, since=since, uses=((7, since + 3, 40),)))
-    assert gpu.one_sample_each is None
+    assert gpu.traits.one_sample_each is None
 
 
 @pytest.mark.parametrize(("one_sample_each", "share"), [(True, 0.5), (False, 0.1)])
@@ -239,7 +239,7 @@ def test_the_latest_rates_reveal_a_driver_that_leaves_out_idle_windows() -> None
         clock = DriverClock(earliest_us=closed_us, latest_us=closed_us, covered_us=START_US)
         gpu.last = replace(gpu.last, clock=clock, read_ns=SECOND_NS)
         gpu.take(replace(answer, since_us=2 * START_US), is_querying=False)
-        shown.append(gpu.skips_idle)
+        shown.append(gpu.traits.skips_idle)
     assert shown == [False, True, False]
 
 
