@@ -65,7 +65,7 @@ from gpuledger_enricher.podwatch.pod_facts import (
     known_owner,
     last_end_ns,
     mirrored_hash,
-    parse_quantity,
+    parse_amount,
     pod_scheduled,
     queue_of,
     requested_of,
@@ -382,7 +382,7 @@ class NodeReader(ObjectReader[NodeRecord]):
             allocatable_resources=None
             if allocatable is None
             else {
-                intern(name): parse_quantity(quantity)
+                intern(name): parse_amount(str(quantity)) or 0
                 for name, quantity in allocatable.items()
                 if name.startswith(self._gpu_resource_prefixes)
             },

@@ -324,9 +324,7 @@ def mirrored_hash(
 # limit is in an environment variable. A claim has the name of its ResourceClaim: from the pod's
 # spec, or from its status if the claim was created from a template.
 
-_SUFFIXES: Final = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _MAX_AMOUNT: Final = 2**63 - 1
-_MAX_DIGITS: Final = 30
 _MAX_AMOUNTS: Final = 10_000
 """Quantities whose amounts are remembered, because pods of a workload have the same."""
 _QUANTITY: Final = re.compile(
@@ -363,7 +361,7 @@ class RequestReader:
         amounts = {}
         # Devices cannot be overcommitted, so a limit without a request is a request as well.
         for name, quantity in {**(resources.limits or {}), **(resources.requests or {})}.items():
-            if name.startswith(self._prefixes) and (amount := parse_quantity(quantity)):
+            if name.startswith(self._prefixes) and (amount := parse_amount(str(quantity))):
                 amounts[intern(name)] = amount
         used = [
             claim_names[claim.name] for claim in resources.claims or () if claim.name in claim_names
@@ -449,24 +447,6 @@ def mps_ratio(env: Raw) -> float | None:
         return None
     ratio = round(float(values[-1]) / 100, 6)
     return ratio if ratio <= 1 else None
-
-
-def parse_quantity(quantity: Quantity) -> int:
-    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for other texts.
-
-    The result is at most the maximum of a record's field.
-    """
-    text = str(quantity)
-    digits = text.rstrip("kMGi")
-    # `isdigit` also accepts digits of other scripts, which `int` would convert, too.
-    if not (digits.isascii() and digits.isdigit()):
-        return 0
-    suffix = text[len(digits) :]
-    # Python does not convert very long digit strings, and valid amounts have fewer digits.
-    amount = int(digits.lstrip("0")[:_MAX_DIGITS] or 0) * (
-        _SUFFIXES.get(suffix, 0) if suffix else 1
-    )
-    return min(amount, _MAX_AMOUNT)
 
 
 @lru_cache(maxsize=_MAX_AMOUNTS)

@@ -9,7 +9,7 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
 from gpuledger_enricher.podwatch.decode import PodReader
-from gpuledger_enricher.podwatch.pod_facts import parse_quantity
+from gpuledger_enricher.podwatch.pod_facts import parse_amount
 from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import (
     CREATED_NS,
@@ -204,21 +204,21 @@ def test_a_pod_that_no_kubelet_created_has_no_hash(item: Object) -> None:
         ("2", 2),
         ("1k", 1000),
         ("4Gi", 4 * 2**30),
-        (3, 3),
-        ("500m", 0),
-        ("", 0),
-        ("x", 0),
-        ("1iG", 0),
+        ("500m", 1),
+        ("2e3", 2000),
         ("9223372036854775808", 2**63 - 1),
         ("90000000000G", 2**63 - 1),
-        ("9" * 5000, 2**63 - 1),
-        ("0" * 40 + "7", 7),
+        ("", None),
+        ("x", None),
+        ("1iG", None),
+        ("-1", None),
+        ("9" * 5000, None),
     ],
 )
-def test_whole_quantities_are_read_and_invalid_ones_are_zero(
-    quantity: str | int, expected: int
+def test_quantities_are_rounded_up_and_invalid_ones_are_unknown(
+    quantity: str, expected: int | None
 ) -> None:
-    assert parse_quantity(quantity) == expected
+    assert parse_amount(quantity) == expected
 
 
 @pytest.mark.parametrize("section", ["spec", "status"])
