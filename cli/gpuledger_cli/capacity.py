@@ -52,6 +52,7 @@ _LONG: Final = 24
 """If the options of an example have at least this many characters, they are on their own line."""
 _REQUIRED: Final = SignatureParameter.empty
 Text = str | None
+Texts = tuple[str, ...]
 Format = Literal["table", "json", "csv", "parquet"]
 app = App(
     name="capacity",
@@ -68,9 +69,12 @@ def _options_of(report: Report) -> Iterator[tuple[str, Any, Any]]:
             name=f"--{name.replace('_', '-')}",
             help=option.help,
             allow_leading_hyphen=option.may_be_negative,
+            negative=(),
+            show_default=False if option.is_list else None,
         )
+        kind, default = (Texts, ()) if option.is_list else (Text, option.default)
         # `from` is a keyword of Python.
-        yield f"{name}_" if name == "from" else name, Annotated[Text, own], option.default
+        yield f"{name}_" if name == "from" else name, Annotated[kind, own], default
     if report.has_money:
         prices = "Price file (YAML), as for `gpuledger bill`. The default is example prices."
         yield "prices", Annotated[Path | None, Parameter(help=prices)], None
@@ -121,7 +125,7 @@ def _run(
     format: Format = "table",  # noqa: A002  # the option's name
     output: Path | None = None,
     prices: Path | None = None,
-    **given: str | None,
+    **given: str | tuple[str, ...] | None,
 ) -> int:
     if format == "parquet" and output is None:
         raise UserError("--format parquet: missing --output; give the file to write")
@@ -147,7 +151,11 @@ def _run(
         complete = open_store(connection, store, storage_options_of(storage_option))
         question = ask(
             report,
-            {name.rstrip("_"): text for name, text in given.items() if text is not None},
+            {
+                name.rstrip("_"): text if isinstance(text, str) else ",".join(text)
+                for name, text in given.items()
+                if text is not None and text != ()
+            },
             complete=complete,
             policy=policy,
             now_us=time.time_ns() // NS_PER_US,

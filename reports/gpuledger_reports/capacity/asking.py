@@ -16,7 +16,7 @@ from gpuledger.store.usage_schema import USAGE_HOURLY
 from gpuledger.store.views import create_views, valid_through
 from gpuledger.texts import find_near, shorten
 from gpuledger.time_ranges import HOURS, RANGE_FORMS, TIME_FORMS, is_duration, parse_whole
-from gpuledger_reports.capacity.report import Answer, Option, Question, Report
+from gpuledger_reports.capacity.report import Answer, Option, Question, Report, split_items
 from gpuledger_reports.pricing.periods import bill_window, parse_window
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
@@ -46,6 +46,8 @@ def options_of(report: Report) -> dict[str, Option]:
     if report.dimensions:
         by = f"Dimensions, separated by commas: {', '.join(report.dimensions)}."
         found["by"] = Option(help=by, default=report.default_by)
+        where = "Only rows with these values of dimensions: KEY=VALUE, separated by commas."
+        found["where"] = Option(help=where, is_list=True)
         found["top"] = Option(help="Number of rows to show, the most important first.")
     return found | dict(report.options)
 
@@ -93,6 +95,7 @@ def ask(
     return Question(
         window=_window(report, given, complete=complete, now_us=now_us),
         by=_dimensions(report, given.get("by", report.default_by)),
+        where=_where(report, given.get("where", "")),
         policy=policy,
         top=_top(given["top"]) if "top" in given else None,
         options=report.parse_options(given),
@@ -104,12 +107,19 @@ def ask(
 def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnection) -> Answer:
     """Return a report's answer, with at most `top` rows.
 
+    The report also groups by the dimensions of `where`. A row of the answer is therefore one of the
+    report's rows, and no sum has to be divided.
+
     Raises `StoreReadError` if reading fails, and DuckDB's error if memory runs out.
     """
+    added = [name for name in question.where if name not in question.by]
     with _reading():
-        found = report.read(connection, question)
-    rows = found.rows[: question.top]
-    return replace(found, rows=rows, is_found=found.is_found and bool(rows))
+        found = report.read(connection, replace(question, by=(*question.by, *added)))
+    rows = [row for row in found.rows if question.selects(row)][: question.top]
+    if hidden := {*added} - {*report.columns}:
+        rows = [{name: row[name] for name in row if name not in hidden} for row in rows]
+    notes = [*_selection(question, is_empty=not rows), *found.notes]
+    return Answer(rows=rows, notes=notes, is_found=found.is_found and bool(rows))
 
 
 @contextmanager
@@ -149,17 +159,44 @@ def _window(
 
 def _dimensions(report: Report, by: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in by.split(",") if name.strip()))
-    known = ", ".join(report.dimensions)
-    if not known:
+    if not report.dimensions:
         return ()
     if not names:
-        raise ArgumentError("by", f"empty; choose from {known}")
+        raise ArgumentError("by", f"empty; choose from {', '.join(report.dimensions)}")
     for name in names:
-        if name not in report.dimensions:
-            near = find_near(name, report.dimensions)
-            hint = f"did you mean {near}?" if near else f"choose from {known}"
-            raise ArgumentError("by", f"unknown dimension {shorten(name, 40)!r}; {hint}")
+        _require_dimension(report, name, option="by")
     return names
+
+
+def _require_dimension(report: Report, name: str, *, option: str) -> None:
+    if name not in report.dimensions:
+        near = find_near(name, report.dimensions)
+        hint = f"did you mean {near}?" if near else f"choose from {', '.join(report.dimensions)}"
+        raise ArgumentError(option, f"unknown dimension {shorten(name, 40)!r}; {hint}")
+
+
+def _where(report: Report, text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in split_items(text):
+        name, equals, value = item.partition("=")
+        name = name.strip()
+        if not equals:
+            raise ArgumentError("where", f"invalid value {shorten(item, 40)!r}; give KEY=VALUE")
+        _require_dimension(report, name, option="where")
+        if name in found:
+            raise ArgumentError("where", f"{name} is given twice; give one value")
+        found[name] = value
+    return found
+
+
+def _selection(question: Question, *, is_empty: bool) -> Iterator[str]:
+    if question.where:
+        shown = ", ".join(f"{name}={shorten(value, 80)}" for name, value in question.where.items())
+        yield (
+            f"No row has {shown}. Group by {', '.join(question.where)} to see all values."
+            if is_empty
+            else f"Only rows with {shown}. The following notes may be about all rows."
+        )
 
 
 def _top(text: str) -> int:

@@ -209,7 +209,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         for key, hours in total.items()
     ]
     rows.sort(key=lambda row: (-(row["mean_total"] or 0), -(row["mean_allocated"] or 0)))
-    return Answer(rows=rows, notes=[*_notes(rows)])
+    return Answer(rows=rows, notes=[*_notes(filter(question.selects, rows))])
 
 
 Hours = dict[str, float]

@@ -124,7 +124,8 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     by, window = question.by, question.window
     is_included = question.options["waiting"] == _INCLUDED
     waiting = read_waiting(connection, by, window=window) if is_included else {}
-    groups = read_demand(connection, by, window=window, waiting=waiting)
+    found = read_demand(connection, by, window=window, waiting=waiting)
+    groups = [group for group in found if question.selects(dict(zip(by, group.key, strict=True)))]
     days, added = question.options["horizon"], question.options["added"]
     rows = [
         find_outlook(group, by, days=days, added_gpus=added, pause=partial(question.advance, 0))
@@ -133,7 +134,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     if not is_included:
         rows = [{**row, "waiting": None} for row in rows]
     unplaced = sum(
-        sum(waiting[key].values()) for key in waiting.keys() - {group.key for group in groups}
+        sum(waiting[key].values()) for key in waiting.keys() - {group.key for group in found}
     )
     note = (
         f"{unplaced:.0f} GPU-hours of waiting pods are not in any row, because it is unknown which"

@@ -47,6 +47,8 @@ class Option:
     parse: Callable[[str, str], Any] = as_written
     """Converts the text; the second argument is the option's name. Raises `ArgumentError`."""
     may_be_negative: bool = False
+    is_list: bool = False
+    """Whether the command accepts it several times; a text has items separated by commas."""
 
 
 def whole(
@@ -86,6 +88,20 @@ def one_of(*choices: str) -> Callable[[str, str], str]:
     return parse
 
 
+def split_items(text: str) -> list[str]:
+    """Return the items of a list. A part without an equals sign belongs to the item before it.
+
+    A value may thus contain commas, as in `team=Search, Ads,pool=training`.
+    """
+    found: list[str] = []
+    for part in text.split(",") if text else ():
+        if found and "=" not in part:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
 def _ignore(_: int) -> None:
     pass
 
@@ -100,6 +116,8 @@ class Question:
     """Names of the report's dimensions."""
     policy: BillPolicy
     """The prices, teams and currency of costs."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """The value of each dimension by which rows are selected; an empty one means unknown."""
     complete: Window | None = None
     """The window of all complete usage, which contains `window`; `None` without usage."""
     top: int | None = None
@@ -108,6 +126,10 @@ class Question:
     """The parsed value of each of the report's own options."""
     advance: Callable[[int], None] = _ignore
     """Called with the progress since the last call, in percent."""
+
+    def selects(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row has the values of `where`."""
+        return all((row[name] or "") == value for name, value in self.where.items())
 
     def each(self, items: Sequence[T]) -> Iterator[T]:
         """Yield items, and report progress after each, 100 percent in total."""
@@ -182,6 +204,7 @@ class Report:
             window=question.window if self.default_window else question.complete or question.window,
             by=by or tuple(self.default_by.split(",")),
             top=None,
+            where={},
             options=self.parse_options({}),
             advance=_ignore,
         )

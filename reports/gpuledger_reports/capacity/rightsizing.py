@@ -315,6 +315,9 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     fleet = read_fleet(connection, days, terms)
     question.advance(90)
     workloads = fleet.workloads if explained is None else _named(fleet, explained)
+    workloads = [
+        each for each in workloads if question.selects(dict(zip(BY, each.key, strict=True)))
+    ]
     advisor = Advisor(fleet, terms, minimum_days=minimum_days)
     findings = sorted(map(advisor.find, workloads), key=_rank)
     question.advance(10)

@@ -72,6 +72,7 @@ def options_for(parameters: dict[str, str]) -> Sequence[str]:
         ("fleet", {"window": DAY, "by": "cluster,pool", "history": "day"}),
         ("waste", {"from": f"{DAY}T01:00:00Z", "to": "2026-10-02", "by": "namespace", "top": "1"}),
         ("waste", {"idle_minutes": "120"}),
+        ("waste", {"by": "team", "where": "namespace=ns,cluster=prod"}),
         ("rightsizing", {"history": "1d", "explain": "ns/Pod/small-a"}),
         ("forecast", {"horizon": "1d", "added": "-64"}),
     ],
@@ -93,6 +94,27 @@ async def test_a_page_has_the_rows_and_notes_that_the_command_prints(
     assert table.headers["content-type"] == "text/csv; charset=utf-8"
 
 
+@pytest.mark.parametrize("report", [name for name in REPORTS if REPORTS[name].dimensions])
+def test_selected_rows_are_those_of_a_finer_grouping(
+    reported: AnswerSettings, capsys: pytest.CaptureFixture[str], report: str
+) -> None:
+    """A selection thus never has sums of more than it selects."""
+
+    def rows(*options: str) -> list[dict[str, object]]:
+        printed, _ = command(reported, report, "--format", "json", *options, capsys=capsys)
+        return json.loads(printed)  # type: ignore[no-any-return]
+
+    for name in REPORTS[report].dimensions:
+        finer = rows("--by", f"{REPORTS[report].default_by},{name}")
+        for value in {row[name] for row in finer}:
+            hidden = {name} - {*REPORTS[report].columns, *REPORTS[report].default_by.split(",")}
+            assert rows("--where", f"{name}={value or ''}") == [
+                {key: row[key] for key in row if key not in hidden}
+                for row in finer
+                if row[name] == value
+            ]
+
+
 async def test_parquet_has_the_rows_of_csv(reported: AnswerSettings, tmp_path: Path) -> None:
     file = tmp_path / "fleet.parquet"
     file.write_bytes((await get(reported, "fleet", format="parquet")).body)
@@ -110,6 +132,7 @@ async def test_parquet_has_the_rows_of_csv(reported: AnswerSettings, tmp_path: P
         ("fleet", "history=week", "history: invalid value 'week'; give day"),
         ("fleet", "horizon=7d", "horizon: unknown parameter; parameters are by, format, from"),
         ("summary", "by=model", "by: unknown parameter"),
+        ("queue", "where=modle%3Dx", "where: unknown dimension 'modle'; choose from cluster, name"),
         ("waste", "top=-1", "top: invalid value '-1'; give a whole number from 1"),
         ("waste", "window=2020", "window: has no complete usage; give a time between 2026-10-01T"),
         ("waste", "window=7d&from=-1d", "window: conflicts with from and to; give either"),

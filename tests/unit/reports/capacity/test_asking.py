@@ -1,5 +1,7 @@
 """Options become a question, and an answer has at most the requested rows."""
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import duckdb
@@ -91,6 +93,7 @@ def test_options_have_their_defaults_and_are_parsed() -> None:
     found = asked({"horizon": "2w", "added": "-6.5", "history": "day", "by": "model,cluster,model"})
     assert found.options == {"horizon": 14, "added": -6.5, "history": "day"}
     assert found.by == ("model", "cluster")
+    assert asked({"where": "model=A, B, cluster="}).where == {"model": "A, B", "cluster": ""}
 
 
 @for_each(
@@ -103,6 +106,10 @@ def test_options_have_their_defaults_and_are_parsed() -> None:
         ({"from": "2025-01-01", "to": "2025-01-02"}, "from: has no complete usage"),
         ({"by": "modle"}, "by: unknown dimension 'modle'; did you mean model?"),
         ({"by": ","}, "by: empty; choose from cluster, model"),
+        ({"where": "modle=x"}, "where: unknown dimension 'modle'; did you mean model?"),
+        ({"where": "x=1"}, "where: unknown dimension 'x'; choose from cluster, model"),
+        ({"where": "model"}, "where: invalid value 'model'; give KEY=VALUE"),
+        ({"where": "model=a,model=b"}, "where: model is given twice; give one value"),
         ({"top": "0"}, "top: invalid value '0'; give a whole number from 1"),
         ({"top": "9" * 5000}, f"top: invalid value '{'9' * 40}…'; give a whole number from 1"),
         ({"window": "9" * 5000 + "d"}, "window: "),
@@ -126,6 +133,32 @@ def test_an_answer_has_at_most_the_requested_rows() -> None:
         found = answer(report(rows=5), asked({"top": "2"}), connection)
         assert ([row["count"] for row in found.rows], found.is_found) == ([0, 1], True)
         assert not answer(report(), asked({}), connection).is_found
+
+
+def test_a_selection_has_the_rows_of_a_grouping_by_its_dimensions() -> None:
+    """Also if the dimension is not shown, or is unknown in some rows."""
+    rows = [
+        {"cluster": cluster, "model": model, "count": number}
+        for number, (cluster, model) in enumerate(
+            product(["prod", None, "lab"], ["H100", "L4' OR true --"])
+        )
+    ]
+
+    def read(_: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+        assert question.by == ("model", "cluster")
+        return Answer(rows=rows)
+
+    with duckdb.connect() as connection:
+        for cluster, at in {"prod": 0, "": 2, "lab": 4}.items():
+            given = {"where": f"cluster={cluster}"}
+            found = answer(replace(report(), read=read), asked(given), connection)
+            assert found.rows == [
+                {"model": row["model"], "count": row["count"]} for row in rows[at : at + 2]
+            ]
+        given = {"where": "cluster=dev", "by": "model,cluster"}
+        found = answer(replace(report(), read=read), asked(given), connection)
+        assert (found.rows, found.is_found) == ([], False)
+        assert found.notes == ["No row has cluster=dev. Group by cluster to see all values."]
 
 
 def test_progress_ends_at_100_percent() -> None:
