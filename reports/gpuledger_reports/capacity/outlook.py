@@ -1,5 +1,7 @@
 """The report `forecast`: the expected demand of each group, compared with its GPUs."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
@@ -7,7 +9,9 @@ from typing import Any, Final
 
 import duckdb
 
-from gpuledger_reports.capacity.demand import Demand, read_demand, read_waiting
+from gpuledger.errors import ArgumentError
+from gpuledger.texts import shorten
+from gpuledger_reports.capacity.demand import Demand, Key, read_demand, read_waiting
 from gpuledger_reports.capacity.forecasting import DAY, WEEK, Forecast, forecast, hours_needed
 from gpuledger_reports.capacity.report import (
     GPU_DIMENSIONS,
@@ -15,9 +19,9 @@ from gpuledger_reports.capacity.report import (
     Option,
     Question,
     Report,
-    number,
     one_of,
     plain_cell,
+    split_items,
     whole,
 )
 
@@ -120,15 +124,58 @@ def _mean_of_end(hours: Sequence[float]) -> float:
     return round(fmean(hours[-WEEK:]), 2)
 
 
+def parse_added(text: str, name: str) -> list[tuple[str, str, float]]:
+    """Return numbers of GPUs, each with the dimension and value of its row, or with empty texts."""
+    found = []
+    for item in split_items(text):
+        row, _, amount = item.rpartition(":")
+        key, equals, value = row.partition("=")
+        try:
+            gpus = float(amount)
+        except ValueError:
+            gpus = math.nan
+        if not math.isfinite(gpus) or (row and not equals):
+            problem = f"invalid value {shorten(item, 40)!r}; give a number, or KEY=VALUE:NUMBER"
+            raise ArgumentError(name, problem)
+        found.append((key.strip(), value, gpus))
+    return found
+
+
+def find_added(
+    by: Sequence[str], keys: Sequence[Key], parsed: Sequence[tuple[str, str, float]]
+) -> Mapping[Key, float]:
+    """Return the GPUs to add to each group. Raises `ArgumentError` unless each names one group."""
+    added = Counter[Key]()
+    for name, value, gpus in parsed if keys else ():
+        if name and name not in by:
+            raise ArgumentError("added", f"rows have no {shorten(name, 40)}; add it to `by`")
+        named = [key for key in keys if not name or (key[by.index(name)] or "") == value]
+        if len(named) != 1:
+            raise ArgumentError(
+                "added",
+                f"{gpus:g} GPUs match {len(named)} of {len(keys)} rows; select one row by `where`,"
+                f" or give KEY=VALUE:{gpus:g} with a value that only one row has",
+            )
+        added[named[0]] += gpus  # type: ignore[assignment]  # the stubs only have whole counts
+    return added
+
+
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     by, window = question.by, question.window
     is_included = question.options["waiting"] == _INCLUDED
     waiting = read_waiting(connection, by, window=window) if is_included else {}
     found = read_demand(connection, by, window=window, waiting=waiting)
     groups = [group for group in found if question.selects(dict(zip(by, group.key, strict=True)))]
-    days, added = question.options["horizon"], question.options["added"]
+    days, parsed = question.options["horizon"], question.options["added"] or ()
+    added = find_added(by, [group.key for group in groups], parsed)
     rows = [
-        find_outlook(group, by, days=days, added_gpus=added, pause=partial(question.advance, 0))
+        find_outlook(
+            group,
+            by,
+            days=days,
+            added_gpus=added.get(group.key, 0.0),
+            pause=partial(question.advance, 0),
+        )
         for group in question.each(groups)
     ]
     if not is_included:
@@ -173,7 +220,7 @@ REPORT: Final = Report(
     examples={
         "The next four weeks, by model": "",
         "The next quarter, by cluster and node pool": "--by cluster,pool --horizon 90d",
-        "With 64 fewer GPUs for this demand": "--added -64",
+        "If others take 64 GPUs of a pool": "--where pool=training --added -64",
     },
     columns=COLUMNS,
     texts=frozenset({"method", "note"}),
@@ -187,11 +234,11 @@ REPORT: Final = Report(
             parse=whole(maximum=366),
         ),
         "added": Option(
-            help="Number of GPUs to add to each group before the comparison with demand; negative"
-            " for GPUs that others will use.",
-            default="0",
-            parse=number,
+            help="GPUs to add before the comparison with demand, such as 64, or -64 if others use"
+            " them. With several rows: pool=training:64, separated by commas.",
+            parse=parse_added,
             may_be_negative=True,
+            is_list=True,
         ),
         "waiting": Option(
             help="Whether demand includes GPUs for which pods wait: included or excluded.",

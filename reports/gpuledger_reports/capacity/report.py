@@ -4,7 +4,6 @@ Each report is a module of this package that defines `REPORT`; `registry` lists 
 the HTTP API and the headline metrics are generated from the registry.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
@@ -63,17 +62,6 @@ def whole(
         return count
 
     return parse
-
-
-def number(text: str, name: str) -> float:
-    """Parse a number."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise ArgumentError(name, f"invalid value {shorten(text, 40)!r}; give a number")
-    return found
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:

@@ -66,6 +66,18 @@ def test_a_parquet_file_has_the_same_rows_and_needs_a_name(
     assert "--format parquet: missing --output" in capsys.readouterr().err
 
 
+def test_selections_and_added_gpus_may_be_repeated(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["capacity", "forecast", "--store", store, "--horizon", "1d", "--format", "json"]
+    added = ["--added", "-1", "--added", "model=H100:2.5"]
+    assert main([*arguments, *added, "--where", "cluster=prod", "--where", "pool="]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["model"], row["gpus"]) == ("H100", 3.5)
+    assert main([*arguments, "--where", "cluster=prod", "--where", "cluster=lab"]) == 2
+    assert "--where: cluster is given twice" in capsys.readouterr().err
+
+
 def test_without_enough_history_the_exit_code_and_the_note_say_so(
     store: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ from gpuledger_reports.capacity.report import (
     Question,
     Report,
     file_columns,
-    number,
     one_of,
     plain_cell,
     whole,
@@ -41,7 +40,6 @@ def report(rows: int = 0) -> Report:
         default_by="model",
         options={
             "horizon": Option(help="", default="28d", parse=whole(maximum=30)),
-            "added": Option(help="", parse=number),
             "history": Option(help="", parse=one_of("hour", "day")),
         },
         read=lambda _, __: Answer(rows=[{"model": None, "count": n} for n in range(rows)]),
@@ -89,9 +87,9 @@ def test_without_usage_the_window_ends_with_the_last_hour() -> None:
 
 
 def test_options_have_their_defaults_and_are_parsed() -> None:
-    assert asked({}).options == {"horizon": 28, "added": None, "history": None}
-    found = asked({"horizon": "2w", "added": "-6.5", "history": "day", "by": "model,cluster,model"})
-    assert found.options == {"horizon": 14, "added": -6.5, "history": "day"}
+    assert asked({}).options == {"horizon": 28, "history": None}
+    found = asked({"horizon": "2w", "history": "day", "by": "model,cluster,model"})
+    assert found.options == {"horizon": 14, "history": "day"}
     assert found.by == ("model", "cluster")
     assert asked({"where": "model=A, B, cluster="}).where == {"model": "A, B", "cluster": ""}
 
@@ -118,7 +116,6 @@ def test_options_have_their_defaults_and_are_parsed() -> None:
         ({"horizon": "9" * 5000 + "d"}, "horizon: "),
         ({"horizon": "36h"}, "horizon: invalid duration '36h'; it must be whole days, at least 1"),
         ({"horizon": "5w"}, "horizon: '5w' is longer than 30 days"),
-        ({"added": "nan"}, "added: invalid value 'nan'; give a number"),
         ({"history": "week"}, "history: invalid value 'week'; give hour or day"),
     ],
 )

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpuledger.errors import ArgumentError
 from gpuledger_reports.capacity.demand import Demand
 from gpuledger_reports.capacity.forecasting import DAY, WEEK
-from gpuledger_reports.capacity.outlook import COLUMNS, find_outlook
+from gpuledger_reports.capacity.outlook import COLUMNS, find_added, find_outlook, parse_added
+from tests.tables import for_each
 
 WEEKS = 12
 FULL = ("full_days_p10", "full_days_p50", "full_days_p90")
@@ -53,6 +55,43 @@ def test_gpus_for_others_bring_the_end_nearer() -> None:
     assert (later["gpus"], sooner["gpus"]) == (13.0, 12.5)
     assert sooner["full_days_p50"] == pytest.approx(3.5, abs=1.0)
     assert later["full_days_p50"] is None or later["full_days_p50"] > sooner["full_days_p50"]
+
+
+TRAINING, SERVING, OTHER = ("training", "H100"), ("serving", "H100"), ("serving", None)
+
+
+@for_each(
+    "text, keys, added",
+    [
+        ("-64", [TRAINING], {TRAINING: -64}),
+        ("pool=training:64", [TRAINING, SERVING], {TRAINING: 64}),
+        ("pool=training:-1, pool=serving:1", [TRAINING, SERVING], {TRAINING: -1, SERVING: 1}),
+        ("model=:2,model=:1", [SERVING, OTHER], {OTHER: 3}),
+        ("64", [], {}),
+    ],
+)
+def test_gpus_are_added_to_the_row_that_is_named_or_to_the_only_one(
+    text: str, keys: list[tuple[str | None, ...]], added: dict[tuple[str | None, ...], float]
+) -> None:
+    assert find_added(["pool", "model"], keys, parse_added(text, "added")) == added
+
+
+@for_each(
+    "text, message",
+    [
+        ("nan", "added: invalid value 'nan'; give a number, or KEY=VALUE:NUMBER"),
+        ("pool=training", "added: invalid value 'pool=training'; give a number, or"),
+        ("training:64", "added: invalid value 'training:64'; give a number, or"),
+        ("node=a:64", "added: rows have no node; add it to `by`"),
+        ("64", "added: 64 GPUs match 3 of 3 rows; select one row by `where`, or give KEY=VALUE:64"),
+        ("pool=serving:1", "added: 1 GPUs match 2 of 3 rows; select"),
+        ("pool=x:-2", "added: -2 GPUs match 0 of 3 rows; select"),
+    ],
+)
+def test_gpus_are_never_added_to_several_rows(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        find_added(["pool", "model"], [TRAINING, SERVING, OTHER], parse_added(text, "added"))
+    assert str(raised.value).startswith(message)
 
 
 def test_a_note_names_an_expected_demand_outside_its_band() -> None:
