@@ -1,10 +1,12 @@
 """Forecasts an hourly series of demand. Pure.
 
-Two methods compete for each series:
+Three methods compete for each series:
 
 - `seasonal_naive` repeats the last week.
 - `weekly_profile` takes the median of each hour of the week over all weeks, and adds the last
   day's mean difference from it, which fades out with a time constant of two weeks.
+- `weekly_trend` does the same with the last eight weeks without their trend, and then continues the
+  trend. The trend is the median slope between the means of any two weeks (Theil and Sen).
 
 A rolling backtest forecasts from every day of the past, with only the data before it. The method
 with the smaller mean absolute error is chosen. Hours of unknown demand have an assumed value, from
@@ -26,6 +28,7 @@ import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean, median
 from typing import Final
 
@@ -37,6 +40,8 @@ _TRAINING: Final = 2 * WEEK
 _ORIGINS: Final = 14
 """The minimum number of past forecasts whose whole horizon is known."""
 _FADING: Final = 2 * WEEK
+_TREND: Final = 8 * WEEK
+"""Hours from which a trend is estimated."""
 _MEASURED_DAYS: Final = 56
 _STEP: Final = 0.01
 """How fast a band adapts to its misses; gamma in the literature.
@@ -153,9 +158,23 @@ def weekly_profile(series: Sequence[float], horizon: int) -> list[float]:
     ]
 
 
+def weekly_trend(series: Sequence[float], horizon: int) -> list[float]:
+    """Forecast the last weeks without their trend by `weekly_profile`, and continue the trend."""
+    recent = series[-_TREND:]
+    weeks = [fmean(recent[at : at + WEEK]) for at in range(len(recent) % WEEK, len(recent), WEEK)]
+    pairs = combinations(enumerate(weeks), 2)
+    slope = median((after - before) / (later - earlier)
+                   for (earlier, before), (later, after) in pairs) / WEEK  # fmt: skip
+    level = [value + slope * (len(recent) - at) for at, value in enumerate(recent)]
+    return [
+        max(0.0, value + slope * hour) for hour, value in enumerate(weekly_profile(level, horizon))
+    ]
+
+
 METHODS: Final[dict[str, Method]] = {
     "weekly_profile": weekly_profile,
     "seasonal_naive": seasonal_naive,
+    "weekly_trend": weekly_trend,
 }
 
 

@@ -71,6 +71,24 @@ def test_a_demand_that_repeats_each_week_is_forecast_exactly(week: list[float], 
         assert band.high == pytest.approx(found.expected)
 
 
+@given(
+    week=st.lists(amounts, min_size=WEEK, max_size=WEEK),
+    growth=st.floats(0.0, 100.0),
+    extra=st.integers(0, 300),
+)
+def test_a_demand_that_grows_steadily_is_forecast_exactly_and_within_its_band(
+    week: list[float], growth: float, extra: int
+) -> None:
+    length = SHORTEST + extra
+    repeated = by_hour_of_week(week, length + WEEK)
+    series = [value + growth * hour for hour, value in enumerate(repeated)]
+    found = forecast(series[:length], WEEK)
+    assert found.expected == pytest.approx(series[length:], abs=1e-3)
+    for band in found.bands:
+        assert band.low == pytest.approx(found.expected, abs=1e-3)
+        assert band.high == pytest.approx(found.expected, abs=1e-3)
+
+
 @given(st.data())
 def test_bands_contain_each_other_and_no_demand_is_negative(data: st.DataObject) -> None:
     drawn = data.draw(st.lists(amounts, min_size=40, max_size=40))

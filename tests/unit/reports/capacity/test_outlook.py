@@ -95,7 +95,7 @@ def test_gpus_are_never_added_to_several_rows(text: str, message: str) -> None:
 
 
 def test_a_note_names_an_expected_demand_outside_its_band() -> None:
-    growing = demand([hour / WEEK for hour in range(WEEKS * WEEK)], gpus=20.0)
+    growing = demand([(hour / WEEK) ** 3 for hour in range(WEEKS * WEEK)], gpus=9999.0)
     found = find_outlook(growing, ("cluster", "model"), days=7)
     assert found["expected"] < found["low_80"]
     assert found["note"] == "past forecasts were too low or too high; rely on the band"
