@@ -90,12 +90,13 @@ CAPACITY_UNMET_GPUS: Final = Gauge(
 )
 CAPACITY_EXPECTED_GPUS: Final = Gauge(
     "gpuledger_reports_capacity_expected_gpus",
-    "Mean expected demand in GPUs over the last seven of the next 28 days.",
+    "Mean expected demand in GPUs over the last seven of the next 28 days, or of 14 or 7 days while"
+    " the history is shorter than 55 days.",
     _GROUP,
 )
 CAPACITY_FULL_DAYS: Final = Gauge(
     "gpuledger_reports_capacity_full_days",
-    "Days until the expected demand reaches all GPUs (P50); absent if not within 28 days.",
+    "Days until the expected demand reaches all GPUs (P50); absent if not within the horizon.",
     _GROUP,
 )
 CAPACITY_FAILURES: Final = Gauge(

@@ -27,6 +27,8 @@ from gpuledger_reports.capacity.report import (
 
 _SHARES: Final = (0.1, 0.5, 0.9)
 _INCLUDED: Final = "included"
+_DAYS: Final = (28, 14, 7)
+"""The default horizons, the best first."""
 _ALL_BUT: Final = 0.01
 """Number of free GPUs up to which a group still counts as full."""
 COLUMNS: Final[Mapping[str, str]] = {
@@ -160,14 +162,23 @@ def find_added(
     return added
 
 
+def default_days(groups: Sequence[Demand]) -> int:
+    """Return the longest default horizon for which one group has enough history, or the shortest.
+
+    All groups have the same horizon, so that their demands can be added.
+    """
+    known = max((sum(group.known) for group in groups), default=0)
+    return next((days for days in _DAYS if hours_needed(days * DAY) <= known), _DAYS[-1])
+
+
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     by, window = question.by, question.window
     is_included = question.options["waiting"] == _INCLUDED
     waiting = read_waiting(connection, by, window=window) if is_included else {}
     found = read_demand(connection, by, window=window, waiting=waiting)
     groups = [group for group in found if question.selects(dict(zip(by, group.key, strict=True)))]
-    days, parsed = question.options["horizon"], question.options["added"] or ()
-    added = find_added(by, [group.key for group in groups], parsed)
+    days = question.options["horizon"] or default_days(groups)
+    added = find_added(by, [group.key for group in groups], question.options["added"] or ())
     rows = [
         find_outlook(
             group,
@@ -183,13 +194,15 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     unplaced = sum(
         sum(waiting[key].values()) for key in waiting.keys() - {group.key for group in found}
     )
-    note = (
+    is_found = any(row["method"] for row in rows)
+    notes = {
+        f"Horizon: {days} days, the longest of 28, 14 and 7 days that the history allows.": (
+            is_found and question.options["horizon"] is None
+        ),
         f"{unplaced:.0f} GPU-hours of waiting pods are not in any row, because it is unknown which"
-        " GPUs they would get."
-    )
-    return Answer(
-        rows=rows, notes=[note] if unplaced else [], is_found=any(row["method"] for row in rows)
-    )
+        " GPUs they would get.": unplaced,
+    }
+    return Answer(rows=rows, notes=[note for note in notes if notes[note]], is_found=is_found)
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
@@ -219,7 +232,7 @@ REPORT: Final = Report(
         " 80 % bands."
     ),
     examples={
-        "The next four weeks, by model": "",
+        "The next weeks, by model": "",
         "The next quarter, by cluster and node pool": "--by cluster,pool --horizon 90d",
         "If others take 64 GPUs of a pool": "--where pool=training --added -64",
     },
@@ -230,8 +243,8 @@ REPORT: Final = Report(
     default_window=None,
     options={
         "horizon": Option(
-            help="How far to forecast. The history must be 27 days longer. Duration: 7d or 2w.",
-            default="28d",
+            help="How far to forecast; the history must be 27 days longer. The default is 28d, or"
+            " 14d or 7d with less history. Duration: 7d or 2w.",
             parse=whole(maximum=366),
         ),
         "added": Option(

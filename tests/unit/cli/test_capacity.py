@@ -85,7 +85,7 @@ def test_without_enough_history_the_exit_code_and_the_note_say_so(
     arguments = ["capacity", "forecast", "--store", store, "--format", "json"]
     assert main([*arguments, "--output", str(output)]) == 4
     (row,) = json.loads(output.read_text())
-    assert row["note"] == "too short a history; 55 days are needed"
+    assert row["note"] == "too short a history; 34 days are needed"
 
 
 def test_a_table_omits_columns_without_values_and_states_its_time_range(

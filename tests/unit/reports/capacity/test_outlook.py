@@ -7,7 +7,13 @@ import pytest
 from gpuledger.errors import ArgumentError
 from gpuledger_reports.capacity.demand import Demand
 from gpuledger_reports.capacity.forecasting import DAY, WEEK
-from gpuledger_reports.capacity.outlook import COLUMNS, find_added, find_outlook, parse_added
+from gpuledger_reports.capacity.outlook import (
+    COLUMNS,
+    default_days,
+    find_added,
+    find_outlook,
+    parse_added,
+)
 from tests.tables import for_each
 
 WEEKS = 12
@@ -106,6 +112,13 @@ def test_a_short_history_is_not_forecast_and_the_note_states_what_is_needed() ->
     assert found["note"] == "too short a history; 34 days are needed"
     assert found["history_days"] == 30
     assert found["method"] is found["expected"] is found["full_days_p50"] is None
+
+
+@for_each("history, days", [([9, 55], 28), ([54, 3], 14), ([41], 14), ([40], 7), ([1], 7), ([], 7)])
+def test_the_default_horizon_is_the_longest_that_a_group_allows(
+    history: list[int], days: int
+) -> None:
+    assert default_days([demand([4.0] * each * DAY) for each in history]) == days
 
 
 def test_a_history_of_mostly_unknown_hours_is_not_forecast() -> None:
