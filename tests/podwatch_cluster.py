@@ -32,7 +32,7 @@ from gpuledger.runtime import Readiness
 from gpuledger_enricher.podwatch.api import Answer, Api, Request
 from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import Deleted, Phase, Skipped, Step, Upserted
-from gpuledger_enricher.podwatch.kinds import POD, ObjectKind
+from gpuledger_enricher.podwatch.kinds import NODE, POD, ObjectKind
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger_enricher.podwatch.pod_watch import run_podwatch
 from gpuledger_enricher.podwatch.reflector import Reflector
@@ -125,6 +125,12 @@ class Cluster(ABC):
         """Change labels or annotations of a node or a namespace."""
         path = f"{kind.path}/{self.named(name)}"
         await self.send("PATCH", path, {"metadata": metadata}, content_type=MERGE)
+
+    async def cordon(self, name: str, *, is_cordoned: bool) -> None:
+        """Cordon or uncordon a node, as `kubectl` does."""
+        path = f"{NODE.path}/{self.named(name)}"
+        body = {"spec": {"unschedulable": is_cordoned or None}}
+        await self.send("PATCH", path, body, content_type=MERGE)
 
     async def delete(self, kind: ObjectKind[Any], name: str) -> None:
         """Delete a node or a namespace."""

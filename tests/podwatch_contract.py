@@ -192,6 +192,19 @@ class PodwatchContract:
         assert (len(found.requests) == 1) == (watch_list == "auto")
         assert not any(isinstance(step, Interrupted) for step in found.steps)
 
+    async def test_cordons_of_a_node_are_followed(self, cluster: Cluster) -> None:
+        async with following(cluster, kind=NODE) as found:
+
+            def cordons() -> list[bool | None]:
+                return [each.unschedulable for each in found.upserted()]
+
+            await found.until(lambda: Phase.WATCHING in found.steps)
+            await cluster.create(NODE, "one")
+            await cluster.cordon("one", is_cordoned=True)
+            await found.until(lambda: True in cordons())
+            await cluster.cordon("one", is_cordoned=False)
+            await found.until(lambda: cordons()[-1] is False)
+
     @each_other_kind
     async def test_a_node_or_a_namespace_is_followed_from_its_creation_to_its_deletion(
         self, cluster: Cluster, kind: ObjectKind[Any]

@@ -211,6 +211,8 @@ class NodeRecord(BaseRecord, frozen=True, kw_only=True):
         Annotated[dict[QualifiedName, Natural], at_most(MAX_RESOURCES)] | None
     ) = None
     """GPUs that the node has for pods: amounts by resource name, in the resource's own unit."""
+    unschedulable: bool | None = None
+    """Whether it is cordoned, so that schedulers place no further pods on it."""
     labels: Labels
     """The labels that the settings select."""
     created_time_ns: Natural

@@ -52,6 +52,10 @@ def _number(*names: str, kind: DataType = _COUNT, nullable: bool = True) -> list
     ]
 
 
+def _flag(name: str) -> StoreColumn:
+    return StoreColumn(name=name, kind=DataType.bool(), nullable=True)
+
+
 def _usage(
     name: str, *, period: str, description: str, added: Iterable[StoreColumn] = ()
 ) -> TableSchema:
@@ -134,6 +138,7 @@ NODES: Final = TableSchema(
         *_number("kafka_offset", nullable=False),
         *_number("allocatable_cpu_millicores", "allocatable_memory_bytes"),
         *_text("allocatable_resources"),
+        _flag("unschedulable"),
     ),
     statistics_columns=3,
 )
@@ -195,7 +200,7 @@ INCIDENTS: Final = TableSchema(
         *_text("kind", "severity", "source", nullable=False),
         *_number("xid"),
         *_text("mnemonic", "category", "action", "message"),
-        StoreColumn(name="present_at_start", kind=DataType.bool(), nullable=True),
+        _flag("present_at_start"),
         *_text("pods"),
         *_number("kafka_partition", kind=DataType.int32(), nullable=False),
         *_number("kafka_offset", nullable=False),

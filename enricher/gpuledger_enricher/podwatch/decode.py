@@ -326,7 +326,7 @@ class PendingPodReader(ObjectReader[PendingPodRecord]):
 
 
 class NodeReader(ObjectReader[NodeRecord]):
-    """Reads nodes, with what they have for pods and the facts in their labels, such as pool."""
+    """Reads nodes: what they have for pods, cordons, and facts in labels, such as the pool."""
 
     what = "a node"
 
@@ -386,6 +386,7 @@ class NodeReader(ObjectReader[NodeRecord]):
                 for name, quantity in allocatable.items()
                 if name.startswith(self._gpu_resource_prefixes)
             },
+            unschedulable=found.spec and found.spec.unschedulable,
             labels=self.labels_of(labels),
             created_time_ns=self.nanoseconds(meta.creation_timestamp) or 0,
             deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),

@@ -201,6 +201,13 @@ class ApiPod(MetadataOnly[NotesT], Generic[NotesT]):
     status: PodStatus | None = None
 
 
+class NodeSpec(_Object):
+    """The spec of a node."""
+
+    # The server omits it unless the node is cordoned.
+    unschedulable: bool = False
+
+
 class NodeStatus(_Object):
     """The status of a node, which the kubelet writes."""
 
@@ -210,6 +217,7 @@ class NodeStatus(_Object):
 class ApiNode(MetadataOnly[NotesT], Generic[NotesT]):
     """A node."""
 
+    spec: NodeSpec | None = None
     status: NodeStatus | None = None
 
 

@@ -196,6 +196,7 @@ def rows_of_node(node: NodeRecord, record: Record) -> Iterator[Row]:
         node.allocatable_cpu_millicores,
         node.allocatable_memory_bytes,
         _as_amounts(node.allocatable_resources),
+        node.unschedulable,
     )
 
 

@@ -93,6 +93,18 @@ def test_an_amount_that_a_node_does_not_report_is_absent_and_not_zero(
 
 
 @pytest.mark.parametrize(
+    ("spec", "expected"), [({"unschedulable": True}, True), ({}, False), (None, None)]
+)
+def test_a_node_is_cordoned_if_its_spec_contains_that_and_unknown_without_a_spec(
+    spec: Object | None, *, expected: bool | None
+) -> None:
+    found = NODE.reader(PodwatchSettings()).read(encoded({**item(), "spec": spec}))
+    assert found is not None
+    assert found.unschedulable is expected
+    assert Decoder(topic=NODES.name, record=NodeRecord).decode(encode(found)) == found
+
+
+@pytest.mark.parametrize(
     ("labels", "pool"),
     [
         ({"cloud.google.com/gke-nodepool": "a3"}, "a3"),

@@ -146,17 +146,19 @@ async def test_each_version_of_a_node_is_stored_once_across_restarts(tmp_path: P
     await tell(on, NODES, node())
     columns = (
         "node, node_pool, labels, resource_version, deleted_time IS NULL,"
-        " allocatable_cpu_millicores, allocatable_memory_bytes, allocatable_resources"
+        " allocatable_cpu_millicores, allocatable_memory_bytes, allocatable_resources,"
+        " unschedulable"
     )
-    first = (NODE, "h100", '{"a":"1","b":"2"}', "7", True, None, None, None)
+    first = (NODE, "h100", '{"a":"1","b":"2"}', "7", True, None, None, None, None)
     await stored(on, tmp_path, "nodes", columns, [first])
     has: dict[str, Any] = {
         "allocatable_cpu_millicores": 63_770,
         "allocatable_memory_bytes": 2**40,
         "allocatable_resources": {"nvidia.com/gpu": 8},
+        "unschedulable": True,
     }
     await tell(on, NODES, node(resource_version="8", deleted_time_ns=START_NS, **has), None)
-    second = (*first[:3], "8", False, 63_770, 2**40, '{"nvidia.com/gpu":"8"}')
+    second = (*first[:3], "8", False, 63_770, 2**40, '{"nvidia.com/gpu":"8"}', True)
     await stored(on, tmp_path, "nodes", columns, [first, second])
 
 
