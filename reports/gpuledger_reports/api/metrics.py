@@ -106,7 +106,7 @@ CAPACITY_FAILURES: Final = Gauge(
 )
 CAPACITY_LOST_GPU_HOURS: Final = Gauge(
     "gpuledger_reports_capacity_lost_gpu_hours",
-    "GPU-hours lost to failures in the last 30 days.",
+    "GPU-hours lost to failures and cordons in the last 30 days.",
     _GROUP,
 )
 CAPACITY_TIMESTAMP_SECONDS: Final = Gauge(

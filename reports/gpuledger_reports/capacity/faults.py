@@ -13,6 +13,7 @@ import orjson
 
 from gpuledger.store.views import with_nodes
 from gpuledger_reports.capacity.allocations import USAGE, usage_limits
+from gpuledger_reports.capacity.cordons import create_cordoned
 from gpuledger_reports.capacity.failure_rates import binomial_tail, poisson_interval
 from gpuledger_reports.capacity.failures import (
     CONTAINED_ECC,
@@ -39,11 +40,14 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "lost_gpu_hours": "Lost GPU-hours",
     "unresponsive_gpu_hours": "",
     "stalled_gpu_hours": "",
+    "cordoned_gpu_hours": "Cordoned",
     "interrupted_gpu_hours": "Interrupted",
     "causes": "Causes",
     "note": "Note",
 }
 _CAUSE: Final = "cause"
+_CORDONED: Final = "cordoned"
+"""The value of the dimension `cause` for GPUs that were free on a cordoned node."""
 _PHYSICAL_GPU: Final = "coalesce(parent_uuid, gpu_uuid)"
 _DIMENSIONS: Final[Mapping[str, str]] = {
     **GPU_DIMENSIONS,
@@ -70,6 +74,9 @@ WHERE time >= make_timestamptz($begin_us) AND time < make_timestamptz($end_us)
     AND present_at_start IS NOT true AND (severity = 'critical' OR xid = {CONTAINED_ECC})
 ORDER BY time_us
 """  # noqa: S608  # no user's text
+_CORDONED_HOURS: Final = """
+SELECT cluster, node, gpu, sum(hours * device_fraction) FROM cordoned_hours GROUP BY ALL
+"""
 # By device, because instances of a GPU may be used again at different times.
 _STALLED: Final = f"""
 WITH failed AS (
@@ -108,6 +115,7 @@ class _Losses:
     causes: Counter[str] = field(default_factory=Counter)
     """Failures by cause."""
     unresponsive: float = 0.0
+    cordoned: float = 0.0
     stalled: float = 0.0
     interrupted: float = 0.0
 
@@ -146,7 +154,12 @@ class _Table:
 
     def without_failures(self) -> int:
         """Return the number of groups of GPUs without any failure or unresponsive time."""
-        return len(self.hours.keys() - {self.with_cause(key, None) for key in self.losses})
+        failed = {
+            self.with_cause(key, None)
+            for key, losses in self.losses.items()
+            if losses.causes or losses.unresponsive
+        }
+        return len(self.hours.keys() - failed)
 
     def rows(self, window_hours: float) -> list[Row]:
         """Return the rows, the most important first."""
@@ -191,9 +204,10 @@ def _row(
         "rate_high": round(high / years, 3) if years else None,
         "expected_failures": round(expected, 2),
         "p_value": binomial_tail(count, of_models, expected / of_models if of_models else 0.0),
-        "lost_gpu_hours": round(losses.unresponsive + losses.stalled, 3),
+        "lost_gpu_hours": round(losses.unresponsive + losses.stalled + losses.cordoned, 3),
         "unresponsive_gpu_hours": round(losses.unresponsive, 3),
         "stalled_gpu_hours": round(losses.stalled, 3),
+        "cordoned_gpu_hours": round(losses.cordoned, 3),
         "interrupted_gpu_hours": round(losses.interrupted, 3),
         "causes": ", ".join(f"{cause} ({count})" for cause, count in losses.causes.most_common())
         or None,
@@ -213,6 +227,10 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         table.hours[tuple(key)][model] += hours or 0.0
         if unresponsive:
             table.losses[table.with_cause(tuple(key), LOST)].unresponsive += unresponsive
+    create_cordoned(connection, question.window)
+    for *gpu, cordoned in connection.execute(_CORDONED_HOURS).fetchall():
+        if cordoned and (found := gpus.get(tuple(gpu))):
+            table.losses[table.with_cause(found[0], _CORDONED)].cordoned += cordoned
     failures = find_failures(
         SeenIncident((cluster, node, gpu), time_us, kind, xid, _uids(pods))
         for cluster, node, gpu, time_us, kind, xid, pods in connection.execute(
@@ -312,9 +330,11 @@ REPORT: Final = Report(
         " fail significantly more often come first, with a note; the test corrects for the number"
         " of rows. A note counts the rows without failures. `Lost GPU-hours` are time"
         " in which a GPU did not respond, and up to a day after a failure in which it was allocated"
-        " but not used again. `Interrupted` are GPU-hours of runs that ended within ten minutes"
-        " after a failure; the work since their last checkpoint is lost. Pods of services are not"
-        " included. The report does not detect drained nodes, or failures in hours without samples."
+        " but not used again. They include `Cordoned`: time in which a GPU was free on a cordoned"
+        " node, because of a failure or not. `Interrupted` are GPU-hours of runs"
+        " that ended within ten minutes after a failure; the work since their last checkpoint is"
+        " lost. Pods of services are not included. The report does not detect taints, or failures"
+        " and cordons in hours without samples."
     ),
     examples={
         "The last 30 days, by model and node": "",
@@ -326,7 +346,7 @@ REPORT: Final = Report(
     dimensions=_DIMENSIONS,
     default_by="model,node",
     codes=(
-        "at least one GPU failed or did not respond",
+        "at least one GPU failed, did not respond, or was free on a cordoned node",
         "no GPU is known to have failed",
     ),
     read=_read,

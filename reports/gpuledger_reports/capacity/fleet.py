@@ -13,6 +13,7 @@ import duckdb
 from gpuledger.store.pod_names import NEWEST_LAST
 from gpuledger.store.views import with_nodes
 from gpuledger_reports.capacity.allocations import USAGE, usage_limits
+from gpuledger_reports.capacity.cordons import create_cordoned
 from gpuledger_reports.capacity.report import (
     GPU_DIMENSIONS,
     Answer,
@@ -35,8 +36,8 @@ _DIMENSIONS: Final = {
     "node": "node",
     "namespace": "namespace",
 }
-_AMOUNTS: Final = ("total", "healthy", "allocatable", "allocated", "used", "free")
-_OF_GPUS: Final = ("healthy", "allocatable", "free")
+_AMOUNTS: Final = ("total", "healthy", "allocatable", "allocated", "used", "free", "cordoned")
+_OF_GPUS: Final = ("healthy", "allocatable", "free", "cordoned")
 _OF_HOLDERS: Final = ("allocated", "used")
 """The amounts that are counted by namespace; the others are in the row without a namespace."""
 COLUMNS: Final[Mapping[str, str]] = {
@@ -47,12 +48,14 @@ COLUMNS: Final[Mapping[str, str]] = {
     "allocated": "Allocated",
     "used": "Used",
     "free": "Free",
+    "cordoned": "",
     "mean_total": "",
     "mean_healthy": "",
     "mean_allocatable": "",
     "mean_allocated": "Mean: allocated",
     "mean_used": "Used",
     "mean_free": "Free",
+    "mean_cordoned": "",
     "fits_1": "Fit: 1 GPU",
     "fits_2": "2 GPUs",
     "fits_4": "4 GPUs",
@@ -90,9 +93,16 @@ _SUMS: Final = f"""
             sum(allocated_gpu_hours) FILTER (part_state = 'allocated') AS allocated,
             sum(gpu_hours) FILTER (part_state IS NULL) AS used
         FROM parts GROUP BY ALL
+        UNION ALL BY NAME
+        SELECT make_timestamptz(epoch_us(hour) // {DAY_US} * {DAY_US}) AS time,
+            cluster, node, model, sum(hours * device_fraction) AS cordoned,
+            -cordoned AS allocatable, -cordoned AS free
+        FROM cordoned_hours
+        WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
+        GROUP BY ALL
     )
     SELECT epoch_us(time) // {DAY_US} AS day, {{columns}},
-        sum(healthy), sum(allocatable), sum(free), sum(allocated), sum(used)
+        sum(healthy), sum(allocatable), sum(free), sum(cordoned), sum(allocated), sum(used)
     FROM {with_nodes("of_nodes")} GROUP BY ALL
 """  # noqa: S608  # our own names
 _NAMESPACE: Final = "coalesce(namespace, allocated_namespace)"
@@ -116,6 +126,10 @@ _DEVICES: Final = f"""
             part_state = 'free' AND hour >= make_timestamptz($begin_us)), 0) AS free
     FROM parts WHERE mig_profile IS NOT NULL OR device_fraction = 1 GROUP BY ALL
 """  # noqa: S608  # our own names
+_CORDONED: Final = """
+    SELECT cluster, node, gpu_uuid, hours FROM cordoned_hours
+    WHERE hour = make_timestamptz($begin_us)
+"""
 _INVENTORY: Final = """
     SELECT cluster, node, epoch_us(in_force_from), kafka_offset, gpu_uuid, model FROM inventory
 """
@@ -135,7 +149,7 @@ class Device(NamedTuple):
     share: float | None
     """The largest part that one container certainly held; `None` if there is none."""
     free: float
-    """The part of the hour and of the device that was free."""
+    """The part of the hour and of the device that was free, and not on a cordoned node."""
 
 
 class Fits(NamedTuple):
@@ -182,8 +196,9 @@ def find_fits(devices: Collection[Device]) -> dict[Key, Fits]:
 
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
-    fleet = _Fleet(connection, question.by)
     window = question.window
+    create_cordoned(connection, window)
+    fleet = _Fleet(connection, question.by)
     newest = Window(window.end_us - HOUR_US, window.end_us)
     days = fleet.days(window)
     question.advance(60)
@@ -277,15 +292,20 @@ class _Fleet:
         """Return the GPUs and MIG instances with samples in the newest hour or the day before."""
         since = {"shares_from_us": newest.end_us - _SHARES_FROM_US}
         rows = self._connection.execute(_DEVICES, since | newest._asdict()).fetchall()
+        given = {"begin_us": newest.begin_us}
+        cordoned = {
+            tuple(gpu): hours
+            for *gpu, hours in self._connection.execute(_CORDONED, given).fetchall()
+        }
         return [
             Device(
                 self._key((cluster, node), model, newest.begin_us),
                 (cluster, node),
                 mig_profile,
                 share,
-                free,
+                free - cordoned.get((cluster, node, gpu), 0.0),
             )
-            for cluster, node, model, _, mig_profile, share, free in rows
+            for cluster, node, model, gpu, mig_profile, share, free in rows
         ]
 
 
@@ -308,7 +328,11 @@ def _means(hours: Hours, window: Window) -> dict[str, float | None]:
     # GPUs may respond before their node's inventory is known.
     if "healthy" in hours:
         hours = hours | {"total": max(hours.get("total", 0.0), hours["healthy"])}
-    return {name: round(hours[name] / length, 2) if name in hours else None for name in _AMOUNTS}
+    return {
+        # Adding 0 makes a negative zero positive.
+        name: round(hours[name] / length, 2) + 0.0 if name in hours else None
+        for name in _AMOUNTS
+    }
 
 
 def _fit_columns(fits: Fits | None) -> Row:
@@ -323,16 +347,16 @@ def _fit_columns(fits: Fits | None) -> Row:
 
 def _notes(rows: Iterable[Row]) -> Iterator[str]:
     rows = [row for row in rows if row["total"] is not None]
-    total, healthy, allocatable = (
-        sum(row[name] or 0.0 for row in rows) for name in ("total", "healthy", "allocatable")
+    total, healthy, allocatable, cordoned = (
+        sum(row[name] or 0.0 for row in rows)
+        for name in ("total", "healthy", "allocatable", "cordoned")
     )
     if total - healthy >= _SHOWN:
         yield f"GPUs that do not respond or have no samples: {total - healthy:.3g}."
-    if healthy - allocatable >= _SHOWN:
-        yield (
-            f"GPUs with unknown allocation: {healthy - allocatable:.3g}; see the check `kubelet` of"
-            " the agents."
-        )
+    if (unknown := healthy - allocatable - cordoned) >= _SHOWN:
+        yield f"GPUs with unknown allocation: {unknown:.3g}; see the check `kubelet` of the agents."
+    if cordoned >= _SHOWN:
+        yield f"Free GPUs on cordoned nodes, which are not allocatable: {cordoned:.3g}."
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
@@ -346,12 +370,13 @@ REPORT: Final = Report(
     summary="Show how many GPUs exist, are healthy, allocated and used, and which pods fit now.",
     about=(
         "Now is the last hour of the time range. A GPU is healthy while it responds, and"
-        " allocatable if its allocation is also known. `Allocated` counts GPUs that are allocated"
-        " to pods and jobs, `Used` the time in which their kernels run. Columns from `Mean:"
-        " allocated` on are means over the time range. `Fit` and the columns after it count the"
-        " pods that would fit now if all of them had the same shape. Shapes are 1, 2, 4 or 8 whole"
-        " GPUs of one node, MIG profiles, and shares of shared GPUs. A GPU is free if it was free"
-        " for the whole hour. The report ignores cordons, taints, CPU and memory of nodes."
+        " allocatable if its allocation is also known, and it is not free on a cordoned node."
+        " `Allocated` counts GPUs that are allocated to pods and jobs, `Used` the time in which"
+        " their kernels run. Columns from `Mean: allocated` on are means over the time range. `Fit`"
+        " and the columns after it count the pods that would fit now if all of them had the same"
+        " shape. Shapes are 1, 2, 4 or 8 whole GPUs of one node, MIG profiles, and shares of shared"
+        " GPUs. A GPU is free if it was free for the whole hour. The report ignores taints, CPU and"
+        " memory of nodes."
     ),
     examples={
         "By model": "",

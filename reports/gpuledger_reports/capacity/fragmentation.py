@@ -136,6 +136,8 @@ def _notes(fleet: Fleet, question: Question, rows: Sequence[Row]) -> Iterator[st
         )
     if fleet.unknown_gpus:
         yield f"{fleet.unknown_gpus:.3g} GPUs or instances with unknown allocation are excluded."
+    if fleet.cordoned_gpus:
+        yield f"{fleet.cordoned_gpus:.3g} GPUs or instances on cordoned nodes are excluded."
     if any(row[name] is None for row in rows for name in ("by_cpu_gpus", "by_memory_gpus")):
         yield (
             "CPU or memory of some pods or nodes is unknown. Start the time range after podwatch"
@@ -151,7 +153,8 @@ REPORT: Final = Report(
         " memory for the pod. It is a mean over all pods of the time range. `If packed` is the same"
         " after moving each running pod to the fullest node on which it fits. Their difference is"
         " `Stranded`: 0 if packing gains nothing. `Unmet GPUs` is the mean number of GPUs for which"
-        " pods waited, as in the report `queue`. Pods of DaemonSets stay on their nodes. Pods stay"
+        " pods waited, as in the report `queue`. Pods of DaemonSets stay on their nodes. Cordoned"
+        " nodes are excluded. Pods stay"
         " on GPUs of their pool, model and MIG profile. A pod without a node counts for the GPUs"
         " that other pods of its namespace used. `by CPU` and `by RAM` are empty if podwatch has"
         " not published the requests of all pods and the sizes of all nodes."

@@ -93,16 +93,28 @@ _DEVICES: Final = """
             ELSE greatest(1, floor(100 * part + 0.2)) * {whole} // 100 END::BIGINT AS share
     FROM found
 """
-_TABLES: Final = (_OF_NODE, _PODS, _WAITING, _NEEDS, _DEVICES)
+_CORDONED: Final = """
+    CREATE OR REPLACE TEMP TABLE cordoned_nodes AS
+    SELECT DISTINCT instant - INTERVAL {minute} MINUTES AS hour, cluster, node
+    FROM (SELECT unnest([{instants}]) AS instant)
+    JOIN nodes ON in_force_from <= instant AND (valid_to IS NULL OR instant < valid_to)
+    WHERE unschedulable AND deleted_time IS NULL
+"""
+_TABLES: Final = (_OF_NODE, _PODS, _WAITING, _NEEDS, _DEVICES, _CORDONED)
 _STATES: Final = """
     SELECT epoch_us(hour), cluster || '/' || node, {kind}, holder IS NULL, list(gpu_uuid),
         list(share), any_value(cpu), any_value(memory), coalesce(any_value(is_fixed), false)
-    FROM devices LEFT JOIN needs USING (holder) LEFT JOIN of_node USING (cluster, node)
+    FROM devices ANTI JOIN cordoned_nodes USING (cluster, node, hour)
+    LEFT JOIN needs USING (holder) LEFT JOIN of_node USING (cluster, node)
     WHERE NOT is_unknown
     GROUP BY hour, cluster, node, node_pool, instance_type, zone, capacity_type, model, mig_profile,
         fraction, holder
 """
 _UNKNOWN: Final = "SELECT count(DISTINCT (hour, gpu_uuid)) FROM devices WHERE is_unknown"
+_ON_CORDONED: Final = """
+    SELECT count(DISTINCT (hour, gpu_uuid)) FROM devices
+    SEMI JOIN cordoned_nodes USING (cluster, node, hour) WHERE NOT is_unknown
+"""
 # Each pod of the window and its GPUs. A pod without a node counts for each kind of GPUs that its
 # namespace used.
 _MIX: Final = """
@@ -197,6 +209,8 @@ class Fleet:
     """How often each shape occurred."""
     unknown_gpus: float
     """The mean number of devices with unknown allocation."""
+    cordoned_gpus: float
+    """The mean number of devices on cordoned nodes, which `nodes` does not contain."""
 
 
 def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fleet:
@@ -234,9 +248,14 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fle
         found.gpus.update(gpus)
         if not is_free:
             found.pods.append(Pod(dict(zip(gpus, shares, strict=True)), *needs))
-    ((unknown,),) = rows(_UNKNOWN)
+    (unknown,), (cordoned,) = (*rows(_UNKNOWN), *rows(_ON_CORDONED))
     mixes = _mixes(rows(_MIX, **usage_limits(connection, window)), nodes)
-    return Fleet(nodes=nodes, mixes=mixes, unknown_gpus=unknown / len(hours))
+    return Fleet(
+        nodes=nodes,
+        mixes=mixes,
+        unknown_gpus=unknown / len(hours),
+        cordoned_gpus=cordoned / len(hours),
+    )
 
 
 def _mixes(

@@ -79,7 +79,7 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
     ),
     "faults": (
         Headline("failures", "Failures", "failures"),
-        Headline("lost_gpu_hours", "Lost to failures", "GPU-hours"),
+        Headline("lost_gpu_hours", "Lost to failures and cordons", "GPU-hours"),
         Headline("interrupted_gpu_hours", "Interrupted by failures", "GPU-hours"),
     ),
 }

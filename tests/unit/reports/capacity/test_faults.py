@@ -19,6 +19,7 @@ from tests.unit.reports.stores import (
     Row,
     Value,
     allocated,
+    node_row,
     pod_row,
     write_store,
 )
@@ -55,9 +56,10 @@ def faults(
     usage: Sequence[Row],
     *,
     pods: Sequence[Row] = (),
+    nodes: Sequence[Row] = (),
     by: tuple[str, ...] = ("model", "node"),
 ) -> Answer:
-    uri = write_store(store, usage_hourly=usage, incidents=incidents, pods=pods)
+    uri = write_store(store, usage_hourly=usage, incidents=incidents, pods=pods, nodes=nodes)
     window = Window(BEGIN_US, BEGIN_US + HOURS * HOUR_US)
     with duckdb.connect() as connection:
         create_views(connection, uri)
@@ -181,4 +183,44 @@ def test_time_without_a_response_is_a_result_without_a_failure(tmp_path: Path) -
     found = faults(tmp_path, [], [allocated(0, "train", unresponsive_ns=HOUR_NS)])
     (row,) = found.rows
     assert (row["failures"], row["unresponsive_gpu_hours"], found.is_found) == (0, 1, True)
-    assert REPORT.codes[0] == "at least one GPU failed or did not respond"
+    assert REPORT.codes[0] == (
+        "at least one GPU failed, did not respond, or was free on a cordoned node"
+    )
+
+
+def test_gpus_are_lost_to_a_cordon_in_the_minutes_in_which_they_are_free(tmp_path: Path) -> None:
+    """A cordon of two and a half hours begins in the middle of the second hour."""
+    nodes = [node_row(unschedulable=False), node_row(hour=4, unschedulable=False)]
+    nodes += [
+        node_row(hour=1.5, unschedulable=True),
+        node_row(hour=2, unschedulable=True, zone="b"),
+    ]
+    busy = [allocated(hour, "train", gpu="GPU-busy") for hour in range(HOURS)]
+    free = [
+        allocated(hour, None, gpu="GPU-free", allocated_minutes=minutes)
+        for hour in range(HOURS)
+        for minutes in [WHOLE if hour % 2 else None]
+    ]
+    # A pod releases the GPU 15 minutes after the cordon.
+    left = (1 << 45) - 1
+    drained = [
+        allocated(1, "train", HOUR_NS * 3 // 4, gpu="GPU-drained", allocated_minutes=left),
+        allocated(1, None, HOUR_NS // 4, gpu="GPU-drained", allocated_minutes=WHOLE - left),
+    ]
+    # The second GPU of a slot of half an hour does not respond, which is lost for another reason.
+    lost = [allocated(2, None, gpu="GPU-lost", unresponsive_ns=HOUR_NS, busy_ns=None)]
+    usage = [*busy, *free, *drained, *lost]
+    found = faults(tmp_path, [], usage, nodes=nodes, by=("cause",))
+    cordoned, unresponsive = found.rows
+    assert (cordoned["cause"], unresponsive["cause"]) == ("cordoned", "lost")
+    assert cordoned["cordoned_gpu_hours"] == cordoned["lost_gpu_hours"] == 2.5 + 0.25
+    assert (cordoned["failures"], unresponsive["cordoned_gpu_hours"]) == (0, 0)
+
+
+def test_a_node_is_not_cordoned_while_that_is_unknown(tmp_path: Path) -> None:
+    """The first version with a cordon does not apply to the time before it."""
+    usage = [allocated(hour, None, allocated_minutes=WHOLE) for hour in range(HOURS)]
+    nodes = [node_row(hour=HOURS - 1, unschedulable=True)]
+    found = faults(tmp_path, [], usage, nodes=nodes)
+    assert [row["cordoned_gpu_hours"] for row in found.rows] == [1]
+    assert "1 of 1 groups of GPUs had no failures." in found.notes

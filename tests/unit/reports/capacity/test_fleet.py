@@ -97,6 +97,31 @@ def test_a_gpu_fits_a_pod_only_if_it_was_free_for_the_whole_newest_hour(store: s
     assert [row[f"fits_{size}"] for size in (1, 2, 4, 8)] == [2, 1, 0, 0]
 
 
+def test_a_gpu_on_a_cordoned_node_is_allocatable_only_while_it_is_allocated(
+    tmp_path: Path,
+) -> None:
+    """The node is cordoned after an hour and a half."""
+    usage = [allocated(hour, "train", gpu="GPU-a") for hour in range(2)]
+    usage += [free(hour, "GPU-b", allocated_minutes=HOUR) for hour in range(2)]
+    usage += [free(1, "GPU-c", node="other", allocated_minutes=HOUR)]
+    store = write_store(
+        tmp_path,
+        usage_hourly=usage,
+        inventory=[*inventory("GPU-a", "GPU-b"), *inventory("GPU-c", node="other")],
+        nodes=[
+            node_row(node_pool="p"),
+            node_row(hour=1.5, node_pool="p", unschedulable=True, resource_version="2"),
+        ],
+    )
+    found = answer_of(store, by=("pool", "node"))
+    cordoned, other = found.rows
+    assert amounts(cordoned) == (2, 2, 1.5, 1, 0, 0.5)
+    assert amounts(cordoned, "mean_") == (2, 2, 1.75, 1, 0, 0.75)
+    assert (cordoned["cordoned"], cordoned["fits_1"], other["fits_1"]) == (0.5, 0, 1)
+    assert found.notes[-1].endswith("which are not allocatable: 0.5.")
+    assert not any("unknown" in note for note in found.notes)
+
+
 def test_gpus_belong_to_no_namespace_and_allocations_and_use_to_one(store: str) -> None:
     gpus, ns = answer_of(store, by=("pool", "namespace")).rows
     assert (gpus["pool"], gpus["namespace"]) == ("p", None)

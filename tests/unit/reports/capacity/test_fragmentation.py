@@ -102,6 +102,16 @@ def test_gpus_are_stranded_that_packed_pods_would_leave_together(tmp_path: Path)
     assert any("CPU or memory" in note for note in answer.notes)
 
 
+def test_gpus_of_a_cordoned_node_are_not_free_and_not_packed(tmp_path: Path) -> None:
+    nodes = [node_row(node="b", hour=0.25, unschedulable=True)]
+    nodes += [node_row(node="c", hour=0.75, unschedulable=True)]
+    hour = Window(BEGIN_US, BEGIN_US + HOUR_US)
+    answer = answer_of(tmp_path, window=hour, usage_hourly=list(spread()), nodes=nodes)
+    (row,) = answer.rows
+    assert (row["gpus"], row["free_gpus"], row["packed_gpus"]) == (8, 2, 0)
+    assert "4 GPUs or instances on cordoned nodes are excluded." in answer.notes
+
+
 def test_there_is_no_advice_if_packing_improves_nothing(tmp_path: Path) -> None:
     usage = [
         row(f"GPU-{node}{n}", f"p-{node}" if n else None, node) for node in "ab" for n in range(4)
