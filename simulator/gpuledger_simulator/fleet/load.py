@@ -77,7 +77,7 @@ def _check_workloads(fleet: Fleet, nodes: dict[str, list[FleetNode]]) -> None:
 
 
 def _check_failures(fleet: Fleet, nodes: dict[str, list[FleetNode]]) -> None:
-    for name in ("lost_gpus", "flaky_nodes"):
+    for name in ("lost_gpus", "flaky_nodes", "cordoned_nodes"):
         for number, failure in enumerate(getattr(fleet, name)):
             where = f"{name}[{number}]"
             _check_known(f"{where}.pool", failure.pool, list(nodes))

@@ -91,6 +91,8 @@ class FleetNode:
     """The devices that pods get, in the same order."""
     losses: list[Loss]
     """Its lost GPUs in order of time."""
+    cordons: list[tuple[int, int]]
+    """Start and end, in minutes, of the times in which it is cordoned."""
 
     @property
     def key(self) -> str:
@@ -105,6 +107,10 @@ class FleetNode:
     def is_down(self, minute: int) -> bool:
         """Return whether the node is being restarted in a minute."""
         return any(loss.restart <= minute < loss.back for loss in self.losses)
+
+    def is_cordoned(self, minute: int) -> bool:
+        """Return whether the node is cordoned in a minute."""
+        return any(start <= minute < end for start, end in self.cordons)
 
     def is_lost(self, gpu: int, minute: int) -> bool:
         """Return whether a GPU does not respond in a minute."""
@@ -347,6 +353,12 @@ def _node(fleet: Fleet, pool: Pool, number: int, *, minutes: int) -> FleetNode:
             ),
             key=lambda loss: loss.start,
         ),
+        cordons=[
+            (start, min(minutes, start + round(each.hours * MINUTES_AN_HOUR)))
+            for each in fleet.cordoned_nodes
+            if (each.pool, each.node) == (pool.name, number)
+            for start in [int(each.at * minutes)]
+        ],
     )
 
 
@@ -419,6 +431,8 @@ class _Scheduler:
             for loss in node.losses:
                 self._at(loss.restart, partial(self._interrupt_all, node))
                 self._at(loss.back, self._place_waiting)
+            for _, end in node.cordons:
+                self._at(end, self._place_waiting)
         for flaky in self._fleet.flaky_nodes:
             self._plan_xids(flaky)
         for workload in self._fleet.workloads:
@@ -486,7 +500,8 @@ class _Scheduler:
         """Return the pool's choice of the nodes on which a pod fits, and its slots there."""
         best: tuple[int, FleetNode, list[Slots]] | None = None
         for node in self._nodes:
-            if node.pool.name != workload.pool or node.is_down(self._now):
+            is_closed = node.is_down(self._now) or node.is_cordoned(self._now)
+            if node.pool.name != workload.pool or is_closed:
                 continue
             free = {
                 number: sorted(self._free[node][number])

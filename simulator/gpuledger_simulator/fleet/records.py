@@ -120,24 +120,7 @@ class FleetRecords:
             )
             yield self._record(self._topics.namespaces, key_in(cluster, name), record)
         for node in plan.nodes:
-            pool = node.pool
-            record_of_node = NodeRecord(
-                cluster=pool.cluster,
-                uid=self._uid(f"node/{node.key}"),
-                name=node.name,
-                pool=pool.name,
-                instance_type=pool.instance_type,
-                zone=pool.zone,
-                region=pool.region,
-                capacity_type=pool.capacity_type,
-                allocatable_cpu_millicores=pool.gpus * _MILLICORES_PER_GPU,
-                allocatable_memory_bytes=pool.gpus * _HOST_BYTES_PER_GPU,
-                allocatable_resources=_allocatable(node),
-                labels={"kubernetes.io/hostname": node.name},
-                created_time_ns=plan.begin_ns,
-                resource_version="1",
-            )
-            yield self._record(self._topics.nodes, node.key, record_of_node, node=node)
+            yield self._node(node, 0)
             yield self._inventory(node, 0)
 
     def _of_queue(self, first: int, end: int) -> Iterator[FleetRecord]:
@@ -154,6 +137,8 @@ class FleetRecords:
         yield from (self._pod(pod) for pod in pods if first <= pod.start < end)
         yield from (self._pod(pod, is_deleted=True) for pod in pods if first <= pod.end < end)
         yield from self._failures(node, first, end)
+        changes = (minute for cordon in node.cordons for minute in cordon)
+        yield from (self._node(node, minute) for minute in changes if first <= minute < end)
         for begin, until in pairwise(self._borders(node, first, end)):
             if not node.is_down(begin):
                 yield self._sample(node, begin, until)
@@ -298,6 +283,28 @@ class FleetRecords:
         time_ns = end_ns + _GONE_NS if is_deleted else start_ns
         key = key_in(record.cluster, record.uid)
         return self._record(self._topics.pods, key, record, node=node, time_ns=time_ns)
+
+    def _node(self, node: FleetNode, minute: int) -> FleetRecord:
+        pool = node.pool
+        record = NodeRecord(
+            cluster=pool.cluster,
+            uid=self._uid(f"node/{node.key}"),
+            name=node.name,
+            pool=pool.name,
+            instance_type=pool.instance_type,
+            zone=pool.zone,
+            region=pool.region,
+            capacity_type=pool.capacity_type,
+            allocatable_cpu_millicores=pool.gpus * _MILLICORES_PER_GPU,
+            allocatable_memory_bytes=pool.gpus * _HOST_BYTES_PER_GPU,
+            allocatable_resources=_allocatable(node),
+            unschedulable=node.is_cordoned(minute),
+            labels={"kubernetes.io/hostname": node.name},
+            created_time_ns=self._plan.begin_ns,
+            resource_version=str(minute + 1),
+        )
+        time_ns = self._plan.time_ns(minute)
+        return self._record(self._topics.nodes, node.key, record, node=node, time_ns=time_ns)
 
     def _inventory(self, node: FleetNode, minute: int) -> FleetRecord:
         time_ns = self._plan.time_ns(minute)

@@ -127,6 +127,19 @@ class FlakyNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Number of XIDs per day."""
 
 
+class CordonedNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node on which no further pods are placed for some time; its pods continue to run."""
+
+    pool: Name
+    """Pool of the node."""
+    node: Annotated[int, Meta(ge=0)]
+    """Number of the node in the pool, from 0."""
+    at: Annotated[float, Meta(ge=0, lt=1)]
+    """Start: a share of the period."""
+    hours: Hours
+    """Duration."""
+
+
 class FleetPrice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The price of a GPU model, for some or all days of the period."""
 
@@ -161,3 +174,5 @@ class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """GPUs that are lost."""
     flaky_nodes: list[FlakyNode] = []
     """Nodes with many XIDs."""
+    cordoned_nodes: list[CordonedNode] = []
+    """Nodes that are cordoned for some time."""

@@ -200,11 +200,21 @@ def test_faults_ranks_the_flaky_node_first_with_the_hours_of_interrupted_runs(
         if pod.workload.run_hours and xid.minute >= month.first_minute and xid.xid != REMAPPED
     )
     assert first["interrupted_gpu_hours"] == pytest.approx(interrupted, rel=0.05)
-    lost = {row["node"]: row["lost_gpu_hours"] for row in others}
+    lost = {row["node"]: row["lost_gpu_hours"] for row in others if not row["cordoned_gpu_hours"]}
     unresponsive = sum(
         loss.restart - loss.start for node in month.plan.nodes for loss in node.losses
     )
     assert lost == {"l4-0": pytest.approx(unresponsive / MINUTES_AN_HOUR, rel=0.05)}
+
+
+def test_faults_finds_the_cordoned_node_with_the_hours_of_its_free_gpu(month: Month) -> None:
+    (node,) = (each for each in month.plan.nodes if each.cordons)
+    (cordon,) = node.cordons
+    found = {row["node"]: row for row in month.rows("faults", by="node")}
+    assert {name for name, row in found.items() if row["cordoned_gpu_hours"]} == {"a30-0"}
+    # Its pods share one of its two GPUs all the time.
+    assert len({each.device for pod in month.plan.pods_of[node] for each in pod.slots}) == 1
+    assert found["a30-0"]["cordoned_gpu_hours"] == pytest.approx(month.hours_within(*cordon))
 
 
 @pytest.mark.parametrize(

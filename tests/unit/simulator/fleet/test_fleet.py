@@ -42,6 +42,7 @@ GOOD: dict[str, Any] = {
         {"pool": "mig", "node": 0, "gpu": 0, "at": 0.7, "hours": 20},
     ],
     "flaky_nodes": [{"pool": "whole", "node": 0, "xids": [48, 63], "per_day": 20}],
+    "cordoned_nodes": [{"pool": "whole", "node": 1, "at": 0.6, "hours": 4}],
 }
 
 
@@ -74,6 +75,13 @@ def test_no_pod_runs_on_a_node_that_is_restarted_or_starts_on_a_lost_gpu(seed: i
 
 
 @given(seed=st.integers(min_value=0, max_value=10**6))
+def test_no_pod_starts_on_a_cordoned_node(seed: int) -> None:
+    plan = planned(seed)
+    assert sum(bool(node.cordons) for node in plan.nodes) == 1
+    assert not any(pod.node.is_cordoned(pod.start) for pod in plan.pods)
+
+
+@given(seed=st.integers(min_value=0, max_value=10**6))
 def test_a_pod_is_never_busy_beyond_its_part_of_a_device(seed: int) -> None:
     plan = planned(seed)
     for pod in plan.pods:
@@ -96,7 +104,8 @@ def test_a_pod_waits_only_while_no_node_has_room(seed: int) -> None:
             if not created <= minute < start:
                 continue
             for node in plan.nodes:
-                if node.pool.name == "whole" and not node.is_down(minute):
+                is_closed = node.is_down(minute) or node.is_cordoned(minute)
+                if node.pool.name == "whole" and not is_closed:
                     taken = {
                         each.device
                         for other in plan.pods_of[node]
@@ -158,6 +167,10 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (
         lambda c: c["flaky_nodes"][0].update(node=2),
         "flaky_nodes[0].node: pool whole has no node 2; available: 0 to 1",
+    ),
+    (
+        lambda c: c["cordoned_nodes"][0].update(node=2),
+        "cordoned_nodes[0].node: pool whole has no node 2; available: 0 to 1",
     ),
 ]
 
