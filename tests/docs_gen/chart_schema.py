@@ -1,7 +1,7 @@
 """k8s/chart/values.schema.json: its definitions of settings and prices, from their classes.
 
-The rest of the file is written by hand. `python -m tests.docs_gen.chart_schema` writes the file;
-`make schemas` runs it.
+Descriptions of values are the comments of values.yaml. The rest of the file is written by hand.
+`python -m tests.docs_gen.chart_schema` writes the file; `make schemas` runs it.
 """
 
 import json
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import yaml
 
 from gpuledger.settings.explain_command import SETTINGS_CLASSES
 from gpuledger.settings.secret import Secret
 from gpuledger.settings.sources import FILE_SUFFIX, alternatives, is_group
 from gpuledger_reports.pricing.policy import BillPolicy
+from tests.docs_gen.chart_values_page import VALUES, description_of, entries
 
 SCHEMA: Final = Path(__file__).parents[2] / "k8s" / "chart" / "values.schema.json"
 COMPONENTS: Final = ("agent", "podwatch", "join", "sink", "reports")
@@ -38,7 +40,25 @@ def chart_schema(present: str) -> str:
     _schema_of(BillPolicy, made)
     by_hand = {name: each for name, each in schema["definitions"].items() if name[0].islower()}
     schema["definitions"] = by_hand | dict(sorted(made.items()))
+    values = VALUES.read_text(encoding="utf-8")
+    _describe(schema, yaml.compose(values), lines=values.splitlines(), by_hand=by_hand)
     return "\n".join([*_lines(schema), ""])
+
+
+def _describe(
+    schema: _Schema, values: yaml.Node | None, *, lines: list[str], by_hand: dict[str, _Schema]
+) -> None:
+    """Add the comments of values to their properties, except within generated definitions."""
+    for key, value in entries(values):
+        if key.value not in schema.get("properties", {}):
+            continue
+        described = schema["properties"][key.value]
+        described.pop("description", None)
+        if description := description_of(lines, key):
+            described["description"] = description
+        _, _, name = described.get("$ref", "").rpartition("/")
+        inner = by_hand.get(name, {}) if name else described
+        _describe(inner, value, lines=lines, by_hand=by_hand)
 
 
 def _define(group: type[msgspec.Struct], made: dict[str, _Schema]) -> _Schema:

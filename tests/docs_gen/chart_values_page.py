@@ -27,9 +27,9 @@ def chart_values_page() -> str:
     root = yaml.compose(text)
     lines = [*_HEAD.splitlines(), "", "## Shared values", ""]
     general, parts = [], []
-    for key, node in _entries(root):
+    for key, node in entries(root):
         found = list(_rows(text.splitlines(), key, node, path=key.value))
-        if _comment(text.splitlines(), key):
+        if description_of(text.splitlines(), key):
             general += found
         else:
             parts.append((key.value, found))
@@ -39,7 +39,7 @@ def chart_values_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def _entries(node: yaml.Node | None) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+def entries(node: yaml.Node | None) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     return list(node.value) if isinstance(node, yaml.MappingNode) else []
 
 
@@ -47,16 +47,16 @@ def _rows(
     lines: list[str], key: yaml.ScalarNode, node: yaml.Node, *, path: str
 ) -> Iterator[tuple[str, str, str]]:
     """Yield a row for each value with a description, at and below a key."""
-    if meaning := _comment(lines, key):
+    if meaning := description_of(lines, key):
         default = yaml.safe_load(yaml.serialize(node))
         shown = "" if default in ("", [], {}) else code(json.dumps(default))
         yield code(path), shown, meaning
-    for inner, value in _entries(node):
+    for inner, value in entries(node):
         name = f'"{inner.value}"' if "." in inner.value else inner.value
         yield from _rows(lines, inner, value, path=f"{path}.{name}")
 
 
-def _comment(lines: list[str], key: yaml.ScalarNode) -> str:
+def description_of(lines: list[str], key: yaml.ScalarNode) -> str:
     """Return the description above a key; empty if it has none."""
     found: list[str] = []
     for line in reversed(lines[: key.start_mark.line]):

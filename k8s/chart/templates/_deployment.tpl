@@ -123,7 +123,7 @@ further containers in its pod), balanced (whether its Service has an address of 
 */}}
 {{- define "gpuledger.central" -}}
 {{- $kafka := empty .kafka | ternary "" (include "gpuledger.kafkaVariables" .root) -}}
-{{- $spread := gt (int (.replicas | default 1)) 1 -}}
+{{- $spread := or .scaled (gt (int (.replicas | default 1)) 1) -}}
 {{- $settings := list .settings $kafka -}}
 {{- range .sidecars }}{{ $settings = append $settings .settings }}{{ end -}}
 apiVersion: apps/v1
@@ -225,7 +225,7 @@ spec:
 {{- $autoscaling := .root.Values.autoscaling | default dict -}}
 {{- $scaled := and (eq (toString $autoscaling.enabled) "true") (.root.Capabilities.APIVersions.Has "keda.sh/v1alpha1") -}}
 {{- $replicas := .values.replicas | default 1 -}}
-{{ include "gpuledger.central" (merge (dict "replicas" ($scaled | ternary (max $replicas 2) $replicas) "scaled" $scaled) .) }}
+{{ include "gpuledger.central" (merge (dict "replicas" $replicas "scaled" $scaled) .) }}
 {{- if $scaled }}
 ---
 apiVersion: keda.sh/v1alpha1

@@ -122,25 +122,25 @@ GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
 
 {{/*
 The chart's settings of a component, merged with the user's. Arguments: path (the name of the value with the user's settings),
-userSettings, chartSettings, valueOf (settings that the user must not set, with the values that set them).
+userSettings, chartSettings, valueOf (settings that the user must not set, with the values that set them; empty: no value does).
 */}}
 {{- define "gpuledger.settings" -}}
 {{- $user := .userSettings | default dict -}}
 {{- $path := .path -}}
-{{- $ofKafka := dict
+{{- $ofAll := dict
+  "http.listen" ""
   "kafka.bootstrap_servers" "kafka.bootstrapServers"
   "kafka.security_protocol" "kafka.securityProtocol"
   "kafka.sasl_mechanism" "kafka.saslMechanism"
 -}}
-{{- range $setting, $instead := merge $ofKafka (.valueOf | default dict) -}}
-  {{- $found := $user -}}
+{{- range $setting, $instead := merge (.valueOf | default dict) $ofAll -}}
+  {{- $value := $user -}}
   {{- range splitList "." $setting -}}
-    {{- $found = kindIs "map" $found | ternary (get (kindIs "map" $found | ternary $found dict) .) "" -}}
+    {{- if kindIs "map" $value }}{{ $value = get $value . }}{{ else }}{{ $value = "" }}{{ end -}}
   {{- end -}}
-  {{- if not (kindIs "invalid" $found) -}}
-    {{- if ne (toString $found) "" -}}
-      {{- fail (printf "%s.%s: the chart sets this setting; set the value %s instead" $path $setting $instead) -}}
-    {{- end -}}
+  {{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) -}}
+    {{- $remedy := empty $instead | ternary "remove it" (printf "set the value %s instead" $instead) -}}
+    {{- fail (printf "%s.%s: the chart sets this setting; %s" $path $setting $remedy) -}}
   {{- end -}}
 {{- end -}}
 {{- mergeOverwrite .chartSettings (deepCopy $user) | toYaml -}}

@@ -249,6 +249,7 @@ def test_the_join_and_sinks_are_scaled_by_their_own_lag(helm: Helm, tmp_path: Pa
         metric = "gpuledger_join_lag_seconds" if name == JOIN else "gpuledger_sink_lag_seconds"
         # The autoscaler owns the number of replicas.
         assert "replicas" not in deployment["spec"]
+        assert rendering.get("PodDisruptionBudget", name, "gpuledger")
         assert made["spec"]["maxReplicaCount"] == 9
         assert trigger["metricType"] == "Value"
         assert metric in trigger["metadata"]["query"]

@@ -175,13 +175,17 @@ def make_later_chart(folder: Path) -> Path:
 def test_a_release_is_installed_upgraded_and_removed_except_for_the_store(
     values: dict[str, Any], api: KubeApi, helm: Helm, tmp_path: Path
 ) -> None:
-    """It is rolled back between. Its notes have three commands, with objects of the release."""
+    """It is rolled back between. Its notes have three commands, with objects of the release.
+
+    They also have the label that the agents' nodes need.
+    """
     rendering = render_chart(values, folder=tmp_path)
     file, namespace = tmp_path / "values.json", NAMESPACES[values.get("components", "agent")]
     where = [f"--namespace={namespace}", f"--kubeconfig={api.kubeconfig}"]
 
     printed = helm("install", "gpuledger", CHART, f"--values={file}", *where)
-    commands = re.findall(r"^  (\S.*)$", printed.partition("\nNOTES:\n")[2], re.MULTILINE)
+    _, _, notes = printed.partition("\nNOTES:\n")
+    commands = re.findall(r"^  (\S.*)$", notes, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
         assert command.startswith(("kubectl ", "curl "))
@@ -189,6 +193,9 @@ def test_a_release_is_installed_upgraded_and_removed_except_for_the_store(
             name in {made["metadata"]["name"] for made in rendering.of_kind("DaemonSet")}
             for name in re.findall(r"daemonset/(\S+)", command)
         )
+    assert ("node has the label nvidia.com/gpu.present=true;" in notes) == bool(
+        rendering.of_kind("DaemonSet")
+    )
     assert all(exists(api, made) for made in rendering.objects)
 
     first = settings_of(api, rendering)

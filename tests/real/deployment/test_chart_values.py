@@ -99,6 +99,11 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
     ({**CENTRAL, "join": {"replicas": 0}}, "/join/replicas"),
     ({**CENTRAL, "sinks": {"settings": {"store": {"uri": "s3://a"}}}}, "sinks.settings.store.uri"),
     ({**CENTRAL, "sinks": {"settings": {"group": "a"}}}, "sinks.settings.group"),
+    ({**CENTRAL, "join": {"settings": {"http": {"listen": "0.0.0.0:9999"}}}}, "join.settings.http"),
+    (
+        {**CENTRAL, "sinks": {"settings": {"http": {"listen": "0.0.0.0:9999"}}}},
+        "sinks.settings.http.listen: the chart sets this setting; remove it",
+    ),
     (
         {**CENTRAL, "join": {"settings": {"kafka": {"bootstrap_servers": "a:1"}}}},
         "set the value kafka.bootstrapServers instead",
