@@ -120,7 +120,7 @@ KNOWN: Final = (
 def find_reason(kind: Kind, name: str, *, has_changed: bool = False) -> str:
     """Return the reason of a difference; empty if no reason is known.
 
-    `name` is a metric, by its name until DCGM 4.5, or a label. `has_changed` is whether a value of
+    `name` is a metric, by its name before DCGM 4.6, or a label. `has_changed` is whether a value of
     the series changed during the comparison.
     """
     for known in KNOWN:

@@ -35,7 +35,7 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """List of DCGM fields to show, in dcgm-exporter's format; empty means its default list."""
     host_label: Literal["hostname", "Hostname", "none"] = "hostname"
     """Label of DCGM's metrics that contains the node name: `hostname` (as in dcgm-exporter since
-    4.8.3), `Hostname` (until 4.8.2) or `none`."""
+    4.8.3), `Hostname` (before 4.8.3) or `none`."""
     dcgm_devices: str = "f"
     """Devices that DCGM's metrics show, as with dcgm-exporter's `--devices`: `f` or `g+i` (all),
     `g` (GPUs), `i` (MIG instances), or `g:0,2-3` (the GPUs with these indices)."""

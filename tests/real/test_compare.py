@@ -31,7 +31,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporter]:
 
 
 def as_dcgm_exporter(page: str) -> str:
-    """Rewrite the agent's page as dcgm-exporter until 4.8.2 would write it."""
+    """Rewrite the agent's page as dcgm-exporter before 4.8.3 would write it."""
     lines = []
     for line in page.splitlines():
         if line.startswith("gpuledger_"):

@@ -29,7 +29,7 @@ from gpuledger_agent.metrics import COUNTERS_SKIPPED
 
 Kind = Literal["gauge", "counter", "label"]
 _log = structlog.get_logger(__name__)
-# Until 4.8.2, dcgm-exporter also accepted the last two, for fields with a single value.
+# Before 4.8.3, dcgm-exporter also accepted the last two, for fields with a single value.
 _UNTYPED: Final = ("untyped", "histogram", "summary")
 _KINDS: Final = (*get_args(Kind), _UNTYPED[0])
 _COLUMNS: Final = 3
@@ -53,7 +53,7 @@ class Field(NamedTuple):
     """A DCGM field that the agent supports, from the table."""
 
     old: str
-    """The name until DCGM 4.5, which dcgm-exporter uses."""
+    """The name before DCGM 4.6, which dcgm-exporter uses."""
     new: str
     """The name since DCGM 4.6."""
     kind: Kind

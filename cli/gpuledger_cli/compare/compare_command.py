@@ -38,7 +38,8 @@ app = App(
     help_format="plaintext",
     help_epilogue=epilogue(
         "Run the agent next to dcgm-exporter, on the same node and another port. The values of a"
-        " series are the same if their ranges overlap, with a tolerance of 5 %.",
+        " series are the same if their ranges overlap. The tolerance is 5 %, but at least 2, or"
+        " 0.02 for values up to 1.",
         examples={
             "The agent next to dcgm-exporter, on a node": (
                 "gpuledger compare http://localhost:9400 --with http://localhost:9820"
@@ -163,8 +164,7 @@ def merge_rows(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
     def group_key(row: Row) -> tuple[bool, str, str, str]:
         metric = "" if row.result is Result.LABEL else row.metric
         device = f"{row.gpu} {row.part}" if row.result is Result.VALUE else ""
-        label = row.dcgm_exporter.partition("=")[0].removeprefix("no ")
-        return not row.is_unexplained, row.result, metric or label, device
+        return not row.is_unexplained, row.result, metric or row.label, device
 
     for _, group in groupby(sorted(rows, key=group_key), key=group_key):
         alike = list(group)

@@ -25,7 +25,12 @@ _INSTANCES_INSTEAD: Final = (
     "The agent leaves out a GPU whose MIG instances have values, so that sums count it once."
 )
 _PROFILING: Final = "DCGM_FI_PROF_"
-_NOT_IN_DCGM_EXPORTER: Final = "dcgm-exporter's list lacks the field, or DCGM has no value of it."
+_NOT_IN_DCGM_EXPORTER: Final = (
+    "Either dcgm-exporter's list lacks the field, or DCGM has no value of it."
+)
+_OTHERS_IN_DCGM_EXPORTER: Final = (
+    "dcgm-exporter has the field, but no value of this GPU, instance or event."
+)
 
 
 class Result(StrEnum):
@@ -42,7 +47,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the result."""
 
     metric: str
-    """The metric, by its name until DCGM 4.5."""
+    """The metric, by its name before DCGM 4.6."""
     gpu: str
     """UUID of the GPU."""
     part: str
@@ -52,6 +57,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The values or the label on dcgm-exporter's page."""
     gpuledger: str
     """The values or the label on the agent's page."""
+    label: str
+    """The label that differs; empty if a value differs or is missing."""
     reason: str
     """The known reason of the difference; empty if it is unknown, or if there is no difference."""
 
@@ -90,12 +97,9 @@ class Comparison:
                 reason = self._explain_missing(key)
                 yield _row(key, Result.NOT_IN_GPULEDGER, theirs=_range(theirs), reason=reason)
             else:
-                yield _row(
-                    key,
-                    Result.NOT_IN_DCGM_EXPORTER,
-                    ours=_range(ours),
-                    reason=_NOT_IN_DCGM_EXPORTER,
-                )
+                has_metric = any(shown.metric == key.metric for shown in self._theirs)
+                reason = _OTHERS_IN_DCGM_EXPORTER if has_metric else _NOT_IN_DCGM_EXPORTER
+                yield _row(key, Result.NOT_IN_DCGM_EXPORTER, ours=_range(ours), reason=reason)
 
     def _explain_missing(self, missing: SeriesKey) -> str:
         """Return the reason why the agent's page lacks a series; empty without a reason."""
@@ -113,7 +117,13 @@ class Comparison:
 
 
 def _row(
-    key: SeriesKey, result: Result, *, theirs: str = "", ours: str = "", reason: str = ""
+    key: SeriesKey,
+    result: Result,
+    *,
+    theirs: str = "",
+    ours: str = "",
+    label: str = "",
+    reason: str = "",
 ) -> Row:
     return Row(
         metric=key.metric,
@@ -122,6 +132,7 @@ def _row(
         result=result,
         dcgm_exporter=theirs,
         gpuledger=ours,
+        label=label,
         reason=reason,
     )
 
@@ -163,6 +174,7 @@ def _compare_labels(key: SeriesKey, theirs: ShownSeries, ours: ShownSeries) -> I
                 Result.LABEL,
                 theirs=_label(name, theirs.labels),
                 ours=_label(name, ours.labels),
+                label=name,
                 reason=find_reason("label", name),
             )
 

@@ -1,6 +1,6 @@
 """Reads the DCGM series of a page in the Prometheus text format, by metric and GPU.
 
-Metrics are named as until DCGM 4.5, so that pages with old and with new names can be compared.
+Metrics are named as before DCGM 4.6, so that pages with old and with new names can be compared.
 """
 
 from collections.abc import Mapping
@@ -95,5 +95,5 @@ def _read(sample: Sample) -> tuple[SeriesKey, ShownSeries]:
 
 @cache
 def old_names() -> Mapping[str, str]:
-    """Return the names until DCGM 4.5 of the supported fields, by all their names."""
+    """Return the names before DCGM 4.6 of the supported fields, by all their names."""
     return {name: each.old for each in all_fields() for name in (each.old, each.new)}

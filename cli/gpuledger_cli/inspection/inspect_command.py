@@ -17,7 +17,13 @@ from gpuledger.codec import decoder_of
 from gpuledger.errors import UndecodableError
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent
-from gpuledger_cli.inspection.shares import as_objects, detail_lines, node_of, summary_lines
+from gpuledger_cli.inspection.shares import (
+    Node,
+    as_objects,
+    detail_lines,
+    node_of,
+    summary_lines,
+)
 from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.option_help import epilogue
 
@@ -42,7 +48,12 @@ app = App(
 @app.default
 def inspect_gpus(
     *nodes: Annotated[
-        str, Parameter(name="NODE", help="Only these nodes.", allow_leading_hyphen=False)
+        str,
+        Parameter(
+            name="NODE",
+            help="Only these nodes, as NODE or CLUSTER/NODE.",
+            allow_leading_hyphen=False,
+        ),
     ],
     details: Annotated[
         bool, Parameter(name=("--details", "-d"), negative=(), help="Show the pods of each node.")
@@ -55,26 +66,31 @@ def inspect_gpus(
     ] = "table",
     kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
-    """Show to whom the GPUs of each node are allocated now, and who uses them."""
+    """Show the allocations and the current use of each node's GPUs."""
     since_ms = time.time_ns() // NS_PER_MS - LOOKBACK_SECONDS * 1000
     events = asyncio.run(read_newest(KafkaBus(kafka.settings()), since_ms=since_ms))
-    found = [
-        node_of(event)
-        for event in events
-        if cluster in {None, event.cluster} and (not nodes or event.node in nodes)
+    shown = [
+        node for node in map(node_of, events) if is_selected(node, nodes=nodes, cluster=cluster)
     ]
     if format == "json":
-        sys.stdout.write(f"{json.dumps({'nodes': as_objects(found)})}\n")
-    elif found:
-        for line in (detail_lines if details else summary_lines)(found):
+        sys.stdout.write(f"{json.dumps({'nodes': as_objects(shown)})}\n")
+    elif shown:
+        for line in (detail_lines if details else summary_lines)(shown):
             sys.stdout.write(f"{line}\n")
-    if not found:
+    if not shown:
         sys.stderr.write(
             f"gpuledger: no event of the last {LOOKBACK_SECONDS} s matches; check the agents and"
             " the join with `gpuledger watermarks --component join`\n"
         )
         return NOTHING
     return 0
+
+
+def is_selected(node: Node, *, nodes: Sequence[str], cluster: str | None) -> bool:
+    """Return whether the options select a node, by its name or by the name in tables."""
+    return cluster in {None, node.cluster} and (
+        not nodes or node.node in nodes or node.name in nodes
+    )
 
 
 async def read_newest(bus: Bus, *, since_ms: int) -> Sequence[GpuEvent]:

@@ -65,16 +65,23 @@ class Device:
 class Node:
     """The devices of a node at the end of its newest sample."""
 
-    name: str
+    cluster: str
+    node: str
     time_ns: int
     devices: Sequence[Device]
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        return show_node(self.cluster, self.node)
 
 
 def node_of(event: GpuEvent) -> Node:
     """Return a node's devices, from its event."""
     pods = PodIndex(event)
     return Node(
-        name=show_node(event.cluster, event.node),
+        cluster=event.cluster,
+        node=event.node,
         time_ns=event.time_ns,
         devices=[
             _device(books, pods, event.interval_ns)
@@ -167,7 +174,8 @@ def as_objects(nodes: Sequence[Node]) -> list[Mapping[str, Any]]:
     """Return the same as objects for JSON, in bytes and ratios."""
     return [
         {
-            "node": node.name,
+            "cluster": node.cluster,
+            "node": node.node,
             "time_ns": node.time_ns,
             "devices": [
                 {

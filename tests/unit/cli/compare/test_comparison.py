@@ -142,6 +142,19 @@ def test_a_metric_that_only_one_gpu_lacks_is_unexplained() -> None:
     assert missing.is_unexplained
 
 
+def test_a_field_that_dcgm_exporter_lacks_only_for_one_gpu_is_not_missing_in_its_list() -> None:
+    one = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-a"} 1\n'
+    other_gpu = one + 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-b"} 1\n'
+    other_field = one + 'DCGM_FI_DEV_FB_FREE{UUID="GPU-a"} 1\n'
+    reasons = [
+        row.reason
+        for ours in (other_gpu, other_field)
+        for row in compared(one, ours)
+        if row.result is Result.NOT_IN_DCGM_EXPORTER
+    ]
+    assert ["list" in reason for reason in reasons] == [False, True]
+
+
 def test_of_the_copies_for_pods_only_the_device_or_the_first_counts() -> None:
     page = parse_page(
         'DCGM_FI_DEV_FB_USED{UUID="GPU-a",pod="x"} 1\n'

@@ -1,8 +1,9 @@
 """`gpuledger inspect`: each node's newest event, as the tables of `kubectl inspect cgpu`."""
 
 from gpuledger.records import Category, PodState
-from gpuledger_cli.inspection.inspect_command import read_newest
+from gpuledger_cli.inspection.inspect_command import is_selected, read_newest
 from gpuledger_cli.inspection.shares import as_objects, detail_lines, node_of, summary_lines
+from tests.tables import for_each
 from tests.unit.sinks.builders import (
     GPU,
     SECOND_NS,
@@ -71,7 +72,7 @@ def test_the_details_show_the_share_and_the_use_of_each_pod() -> None:
 def test_the_shares_in_json_are_ratios_and_bytes() -> None:
     (node,) = as_objects([node_of(SHARED)])
 
-    assert (node["node"], node["time_ns"]) == ("node-a", START_NS)
+    assert (node["cluster"], node["node"], node["time_ns"]) == ("default", "node-a", START_NS)
     gpu, free = node["devices"]
     assert (gpu["gpu_uuid"], free["users"]) == (GPU, [])
     assert gpu["users"][2] == {
@@ -135,6 +136,26 @@ def test_a_gpu_that_does_not_respond_has_shares_without_memory() -> None:
     (user,) = node.devices[0].users.values()
     assert (user.allocated_ns, user.allocated_bytes) == (SECOND_NS, 0)
     assert list(detail_lines([node]))[-3].endswith("(-)")
+
+
+@for_each(
+    "nodes,cluster,selected",
+    [
+        ([], None, ["node-a", "eu/node-a"]),
+        (["node-a"], None, ["node-a", "eu/node-a"]),
+        (["eu/node-a"], None, ["eu/node-a"]),
+        (["node-a"], "eu", ["eu/node-a"]),
+        (["node-b"], None, []),
+    ],
+)
+def test_a_node_is_selected_by_its_name_or_by_the_name_in_the_table(
+    nodes: list[str], cluster: str | None, selected: list[str]
+) -> None:
+    both = [node_of(event()), node_of(event(cluster="eu"))]
+
+    assert [
+        node.name for node in both if is_selected(node, nodes=nodes, cluster=cluster)
+    ] == selected
 
 
 async def test_the_newest_event_of_each_node_counts_even_among_unreadable_records() -> None:
