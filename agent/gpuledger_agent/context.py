@@ -332,7 +332,7 @@ class AgentContext:
         host = self._host
         access = check_procfs(host.procfs, wanted=self._settings.attribution)
         ATTRIBUTION.set(access.is_on)
-        if access.is_wanted:
+        if access.matches_setting:
             procfs_check.ok(access.detail)
         else:
             procfs_check.failed(access.detail)

@@ -166,7 +166,7 @@ class ProcfsAccess:
     """Whether the agent reads processes."""
     detail: str
     """The reason and, if needed, the remedy, as text for people."""
-    is_wanted: bool = True
+    matches_setting: bool = True
     """Whether `is_on` is as configured; false if processes should be read but cannot be."""
 
 
@@ -182,7 +182,7 @@ def check_procfs(procfs: Procfs, *, wanted: bool | Literal["auto"] = "auto") -> 
         return ProcfsAccess(is_on=True, detail="/proc shows the whole machine's processes")
     return ProcfsAccess(
         is_on=False,
-        is_wanted=False,
+        matches_setting=False,
         detail=(
             "processes are not read: /proc shows no kernel threads, so the driver's pids may belong"
             " to other processes here; set hostPID: true, mount /proc without hidepid, or set"

@@ -66,7 +66,7 @@ from gpuledger_cli.doctor.verdicts import (
     skipped,
     unknown,
 )
-from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
+from gpuledger_cli.kafka_options import KafkaOptions
 from gpuledger_cli.option_help import duration_option, epilogue, limits, parse_seconds
 from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
 
@@ -76,11 +76,10 @@ Receiver = Literal["remote_write", "alerts"]
 _KafkaCheck = Literal[
     "brokers", "topics", "permissions", "groups", "podwatch", "nodes", "clocks", "coverage"
 ]
+_NodeCheck = Literal["driver", "processes", "kubelet", "cgroups"]
 KAFKA_CHECKS: Final[tuple[str, ...]] = get_args(_KafkaCheck)
 """The checks that need Kafka, in the order of the result."""
-CheckName = Literal[
-    _KafkaCheck, "components", "receivers", "driver", "processes", "kubelet", "cgroups"
-]
+CheckName = Literal[_KafkaCheck, "components", "receivers", _NodeCheck]
 _COLOURS: Final = {
     Status.OK: "green",
     Status.PROBLEM: "red",
@@ -126,6 +125,21 @@ class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Settings of the sink that sends samples."""
     alerts: AlertsSettings = AlertsSettings()
     """Settings of the sink that sends alerts."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(KafkaOptions):
+    """The options of the connection, whose settings file other checks read too."""
+
+    config: Annotated[
+        Path | None,
+        Parameter(
+            help="Settings file (YAML) of a component. doctor reads its section kafka; with"
+            " --receiver also the section of the receiver, and with --node all settings of the"
+            " agent."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +200,7 @@ def doctor(
     format: Annotated[  # noqa: A002  # the option's name
         Format, Parameter(help="table, or json: one object for each finding.")
     ] = "table",
-    kafka: KafkaOptions = NO_OPTIONS,
+    kafka: DoctorOptions = DoctorOptions(),
 ) -> int:
     """Check a running installation, and print what to do about each problem."""
     for url in urls:
@@ -225,8 +239,10 @@ async def examine(settings: KafkaSettings, plan: Plan) -> list[Finding]:
             "receivers": partial(_check_receivers, plan),
             **on_node,
         }
-        on_kafka, found = await asyncio.gather(_examine_kafka(settings, plan), _run(others, plan))
-    return [*on_kafka, *found]
+        of_kafka, of_others = await asyncio.gather(
+            _examine_kafka(settings, plan), _run(others, plan)
+        )
+    return [*of_kafka, *of_others]
 
 
 async def _run(checks: Mapping[str, Check], plan: Plan) -> list[Finding]:
@@ -237,28 +253,30 @@ async def _examine_kafka(settings: KafkaSettings, plan: Plan) -> list[Finding]:
     # A request must time out before its check does, because its error names the cause.
     timeout_seconds = min(settings.request_timeout_seconds, plan.deadline_seconds * 0.8)
     settings = msgspec.structs.replace(settings, request_timeout_seconds=timeout_seconds)
+    async with AsyncExitStack() as stack:
+        return await _run(await _connect(stack, settings, plan), plan)
+
+
+async def _connect(
+    stack: AsyncExitStack, settings: KafkaSettings, plan: Plan
+) -> Mapping[str, Check]:
+    """Return the checks that need Kafka, which use a connection that the stack closes."""
     if _BROKERS in plan.left_out:
         left_out = skipped("left out, because it needs the brokers")
-        return await _run(_without_brokers(left_out, left_out), plan)
+        return _fixed(KAFKA_CHECKS, first=left_out, others=left_out)
     bus, now_ns = KafkaBus(settings), time.time_ns()
-    async with AsyncExitStack() as stack:
-        try:
-            brokers = await stack.enter_async_context(open_inspector(settings))
-        except (UnavailableError, UserError) as error:
-            return await _run(
-                _without_brokers(
-                    problem(str(error), _BROKERS_ACTION),
-                    unknown("not checked, because no broker could be used"),
-                ),
-                plan,
-            )
-        fleet = Fleet(bus)
-        stack.push_async_callback(fleet.close)
-        reader = await stack.enter_async_context(bus.reader())
-        checks = make_kafka_checks(
-            brokers, bus, reader, fleet, components=plan.components, now_ns=now_ns
+    try:
+        brokers = await stack.enter_async_context(open_inspector(settings))
+    except (UnavailableError, UserError) as error:
+        return _fixed(
+            KAFKA_CHECKS,
+            first=problem(str(error), _BROKERS_ACTION),
+            others=unknown("not checked, because no broker could be used"),
         )
-        return await _run(checks, plan)
+    fleet = Fleet(bus)
+    stack.push_async_callback(fleet.close)
+    reader = await stack.enter_async_context(bus.reader())
+    return make_kafka_checks(brokers, bus, reader, fleet, components=plan.components, now_ns=now_ns)
 
 
 def make_kafka_checks(
@@ -283,22 +301,20 @@ def make_kafka_checks(
     }
 
 
-def _without_brokers(of_brokers: Verdict, of_others: Verdict) -> dict[str, Check]:
-    """Return the checks that need Kafka, with fixed verdicts, so that none of them connects."""
+def _fixed(names: Sequence[str], *, first: Verdict, others: Verdict) -> dict[str, Check]:
+    """Return checks that do nothing: the first has one verdict, and the others have another."""
 
     async def give(verdict: Verdict) -> list[Verdict]:
         return [verdict]
 
-    return {
-        name: partial(give, of_brokers if name == _BROKERS else of_others) for name in KAFKA_CHECKS
-    }
+    return {name: partial(give, others if number else first) for number, name in enumerate(names)}
 
 
 async def _check_receivers(plan: Plan) -> list[Verdict]:
     if not plan.receivers:
         return [
             skipped(
-                "no receiver is named",
+                "no --receiver given",
                 "Add --receiver and the sink's --config to check a receiver.",
             )
         ]
@@ -309,26 +325,34 @@ async def _check_receivers(plan: Plan) -> list[Verdict]:
         argv=_config_argument(plan),
         ignores_other_sections=True,
     )
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     if "remote_write" in plan.receivers:
-        found += await check_remote_write(settings.remote_write)
+        verdicts += await check_remote_write(settings.remote_write)
     if "alerts" in plan.receivers:
-        found += await check_alertmanagers(settings.alerts)
-    return found
+        verdicts += await check_alertmanagers(settings.alerts)
+    return verdicts
 
 
 async def _node_checks(plan: Plan) -> Mapping[str, Check]:
-    settings = load_settings(
-        AgentSettings,
-        prog="gpuledger doctor",
-        description="",
-        argv=_config_argument(plan),
-        ignores_other_sections=True,
-    )
-    if settings.source == "auto":
-        # Otherwise a node without a working driver would have no source to check.
-        settings = msgspec.structs.replace(settings, source="nvml")
-    host = await open_source(settings)
+    """Return the checks of a node; if the settings are invalid, checks without a result."""
+    try:
+        settings = load_settings(
+            AgentSettings,
+            prog="gpuledger doctor",
+            description="",
+            argv=_config_argument(plan),
+            ignores_other_sections=True,
+        )
+        if settings.source == "auto":
+            # Otherwise a node without a working driver would have no source to check.
+            settings = msgspec.structs.replace(settings, source="nvml")
+        host = await open_source(settings)
+    except (UnavailableError, UserError) as error:
+        return _fixed(
+            get_args(_NodeCheck),
+            first=unknown(str(error), "Correct the agent's settings in --config or variables."),
+            others=unknown("not checked, because the agent's settings cannot be used"),
+        )
     return {
         "driver": partial(check_driver, host),
         "processes": partial(check_processes, host, settings),
@@ -345,13 +369,13 @@ def print_table(findings: Sequence[Finding]) -> None:
     """Print a row for each finding; the name of a check appears only in its first row."""
     table = Table("check", "status", "finding", "what to do", box=None, pad_edge=False)
     former = ""
-    for one in findings:
-        colour = _COLOURS[one.status]
+    for finding in findings:
+        colour = _COLOURS[finding.status]
         table.add_row(
-            "" if one.check == former else one.check,
-            f"[{colour}]{one.status}[/]",
-            Text(one.finding),
-            Text(one.action),
+            "" if finding.check == former else finding.check,
+            f"[{colour}]{finding.status}[/]",
+            Text(finding.finding),
+            Text(finding.action),
         )
-        former = one.check
+        former = finding.check
     Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES).print(table)

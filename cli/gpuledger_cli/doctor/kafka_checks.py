@@ -113,8 +113,8 @@ async def _missing(
 async def check_groups(
     brokers: Inspector, reader: HistoryReader, topics: Topics, *, now_ms: int
 ) -> list[Verdict]:
-    """Check that each group that has ever read has members and reads recent records."""
-    found: list[Verdict] = []
+    """Check that each group with a committed offset has members and reads recent records."""
+    verdicts: list[Verdict] = []
     unused: list[str] = []
     for name, who in COMPONENTS.items():
         if not who.group:
@@ -122,47 +122,52 @@ async def check_groups(
         group = topics.group(who.group)
         described = await brokers.describe_group(group)
         if described is not None:
-            found.append(await _judge_group(name, group, described, reader, now_ms=now_ms))
+            verdicts.append(await _judge_group(name, group, described, reader, now_ms=now_ms))
             # A running sink also reads replayed records, in a second group.
             for_replay = await brokers.describe_group(replay_group(group))
             if for_replay is not None and for_replay.members == 0 and described.members > 0:
-                found.append(
+                verdicts.append(
                     problem(
                         f"{name}: group {replay_group(group)} has no member",
                         f"Read the check `{name}.replay` in the component's /readyz.",
                     )
                 )
         elif name == _JOIN:
-            found.append(problem(f"{name}: group {group} has never read", "Start the join."))
+            verdicts.append(
+                problem(f"{name}: group {group} has never committed an offset", "Start the join.")
+            )
         else:
             unused.append(name)
     if unused:
-        found.append(skipped(f"{', '.join(unused)}: no sink of this kind has ever read"))
-    return found
+        verdicts.append(
+            skipped(f"{', '.join(unused)}: no sink of this kind has committed an offset")
+        )
+    return verdicts
 
 
 async def _judge_group(
-    name: str, group: str, found: FoundGroup, reader: HistoryReader, *, now_ms: int
+    name: str, group: str, described: FoundGroup, reader: HistoryReader, *, now_ms: int
 ) -> Verdict:
     ends: dict[TopicPartition, int] = {}
-    for topic in sorted({at.topic for at in found.committed}):
+    for topic in sorted({at.topic for at in described.committed}):
         ends |= {at: span.end for at, span in (await reader.spans(topic)).items()}
     behind = {
         at: ends[at] - offset
-        for at, offset in found.committed.items()
+        for at, offset in described.committed.items()
         if 0 <= offset < ends.get(at, 0)
     }
     # Transaction markers have offsets too, so the number is an upper bound.
-    members = counted(found.members, "member")
+    members = counted(described.members, "member")
     text = f"{name}: {members}, at most {counted(sum(behind.values()), 'record')} behind"
-    if found.members == 0:
+    if described.members == 0:
+        component = "join" if name == _JOIN else f"sink {name}"
         return problem(
             f"{text} in group {group}",
-            f"Start it. If you no longer run it, run `kafka-consumer-groups.sh --delete --group"
-            f" {group}`.",
+            f"Start the {component}. If you no longer run it, run"
+            f" `kafka-consumer-groups.sh --delete --group {group}`.",
         )
     due = await reader.offsets_at(behind, now_ms - LAGGING_SECONDS * 1000) if behind else {}
-    late = [at for at, offset in due.items() if found.committed[at] < offset]
+    late = [at for at, offset in due.items() if described.committed[at] < offset]
     if late:
         return problem(
             f"{text}; {counted(len(late), 'partition')} with unread records older than"

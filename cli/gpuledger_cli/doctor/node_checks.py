@@ -54,7 +54,7 @@ def _open_driver(host: Host) -> list[Verdict]:
 async def check_processes(host: Host, settings: AgentSettings) -> list[Verdict]:
     """Check that `/proc` shows the processes of the whole machine."""
     access = await in_daemon_thread(partial(check_procfs, host.procfs, wanted=settings.attribution))
-    if access.is_wanted:
+    if access.matches_setting:
         return [ok(access.detail)]
     return [problem(access.detail, "Set hostPID: true, or mount the machine's /proc.")]
 

@@ -49,8 +49,8 @@ _RECENT_MS: Final = 20_000
 
 async def check_podwatch(bus: Bus, *, now_ns: int) -> list[Verdict]:
     """Check podwatch's watermarks of each cluster."""
-    partitions, found = await read_watermarks(bus, "podwatch")
-    return judge_podwatch(found, partitions=partitions, now_ns=now_ns)
+    partitions, watermarks = await read_watermarks(bus, "podwatch")
+    return judge_podwatch(watermarks, partitions=partitions, now_ns=now_ns)
 
 
 def judge_podwatch(
@@ -68,24 +68,29 @@ def judge_podwatch(
     for watermark in watermarks:
         by_cluster[watermark.cluster].append(watermark)
     return [
-        _judge_cluster(cluster, found, partitions=partitions, now_ns=now_ns)
-        for cluster, found in sorted(by_cluster.items())
+        _judge_cluster(cluster, watermarks, partitions=partitions, now_ns=now_ns)
+        for cluster, watermarks in sorted(by_cluster.items())
     ]
 
 
 def _judge_cluster(
-    cluster: str, found: Sequence[Watermark], *, partitions: int, now_ns: int
+    cluster: str, watermarks: Sequence[Watermark], *, partitions: int, now_ns: int
 ) -> Verdict:
-    oldest = write_moment(min(each.complete_until_ns for each in found) // NS_PER_MS)
-    fresh = [each for each in found if now_ns - each.complete_until_ns <= PODWATCH_STALE_NS]
+    times_ns = [watermark.complete_until_ns for watermark in watermarks]
+    oldest = write_moment(min(times_ns) // NS_PER_MS)
+    fresh = [
+        watermark
+        for watermark in watermarks
+        if now_ns - watermark.complete_until_ns <= PODWATCH_STALE_NS
+    ]
     if len(fresh) < partitions:
         return problem(
             f"cluster {cluster}: podwatch's watermarks of {partitions - len(fresh)} of {partitions}"
-            f" partitions are missing or stale; the oldest is of {oldest}",
+            f" partitions are missing or stale; the oldest is from {oldest}",
             "Read podwatch's failed checks in /readyz. For a decommissioned cluster, run"
             f" `gpuledger cluster retire {cluster}`.",
         )
-    leaders = Counter(each.publisher for each in fresh)
+    leaders = Counter(watermark.publisher for watermark in fresh)
     if len(leaders) > 1:
         return problem(
             f"cluster {cluster}: several podwatch leaders publish: {', '.join(sorted(leaders))}",
@@ -95,7 +100,7 @@ def _judge_cluster(
     return ok(f"cluster {cluster}: pods are complete through {oldest}")
 
 
-_Read = tuple[dict[NodeId, LastInventory], dict[NodeId, Record]]
+_Read = tuple[Mapping[NodeId, LastInventory], Mapping[NodeId, Record]]
 
 
 class Fleet:
@@ -105,11 +110,9 @@ class Fleet:
         self._bus, self.time_ns = bus, time_ns
         self.sampled_ns = 0
         """When the newest samples were looked up, by this machine's clock."""
-        self._reading: (
-            asyncio.Task[tuple[dict[NodeId, LastInventory], dict[NodeId, Record]]] | None
-        ) = None
+        self._reading: asyncio.Task[_Read] | None = None
 
-    async def read(self) -> tuple[Mapping[NodeId, LastInventory], Mapping[NodeId, Record]]:
+    async def read(self) -> _Read:
         """Return each node's inventory, and each node's newest sample of the last two minutes."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
@@ -130,13 +133,13 @@ class Fleet:
             self.sampled_ns = self.time_ns()
             now_ms = self.sampled_ns // NS_PER_MS
             ticked = await read_ticked_nodes(self._bus, reader, every, since_ms=now_ms - _RECENT_MS)
-            silent = {
+            unresponsive = {
                 last.partition
                 for node, last in inventories.items()
                 if last.gpu_count and key_in(*node).encode() not in ticked
             }
             ticked |= await read_ticked_nodes(
-                self._bus, reader, silent, since_ms=now_ms - UNRESPONSIVE_NS // NS_PER_MS
+                self._bus, reader, unresponsive, since_ms=now_ms - UNRESPONSIVE_NS // NS_PER_MS
             )
         return inventories, {
             NodeId(*split_key(key.decode(errors="replace"))): record
@@ -171,19 +174,20 @@ def judge_nodes(
         for node in watermark.unresponsive or ()
     }
     verdicts = []
-    if silent := sorted(with_gpus.keys() - set(ticked)):
+    if unresponsive := sorted(with_gpus.keys() - set(ticked)):
         named = [
             f"{show_node(*node)} (since {write_moment(since_ns[node] // NS_PER_MS)})"
             if node in since_ns
             else show_node(*node)
-            for node in silent
+            for node in unresponsive
         ]
+        cluster, node = unresponsive[0]
         verdicts.append(
             problem(
-                f"no sample for two minutes from {len(silent)} of"
+                f"no sample for two minutes from {len(unresponsive)} of"
                 f" {counted(len(with_gpus), 'node')}: {name_some(named)}",
                 "Read the log and /readyz of their agents. For a decommissioned node, run"
-                f" `gpuledger cluster retire {silent[0].cluster} --node {silent[0].node}`.",
+                f" `gpuledger cluster retire {cluster} --node {node}`.",
             )
         )
     if unlisted := sorted(set(ticked) - with_gpus.keys()):
@@ -288,7 +292,7 @@ def _seconds(offset_ns: int) -> str:
 async def check_coverage(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict]:
     """Sum the time of GPUs for which the newest complete minute of events has readings."""
     partitions, watermarks = await read_watermarks(bus, "join")
-    if len({each.partition for each in watermarks}) < partitions:
+    if len({watermark.partition for watermark in watermarks}) < partitions:
         return [
             problem(
                 "at least one partition has no watermark of the join",
@@ -297,9 +301,9 @@ async def check_coverage(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict
         ]
     # Each partition has its own last minute: a partition without nodes is two minutes behind.
     until_ns: dict[int, int] = {}
-    for each in watermarks:
-        found_ns = until_ns.get(each.partition, each.complete_until_ns)
-        until_ns[each.partition] = min(found_ns, each.complete_until_ns)
+    for watermark in watermarks:
+        time_ns = watermark.complete_until_ns
+        until_ns[watermark.partition] = min(until_ns.get(watermark.partition, time_ns), time_ns)
     oldest_ns = min(until_ns.values())
     if now_ns - oldest_ns > JOIN_STALE_NS:
         return [
@@ -310,15 +314,15 @@ async def check_coverage(bus: Bus, fleet: Fleet, *, now_ns: int) -> list[Verdict
             )
         ]
     inventories, _ = await fleet.read()
-    known_ns, lengths_ns = await _read_known(bus, until_ns)
+    covered_ns, windows_ns = await _read_covered(bus, until_ns)
     expected_ns = {
-        node: last.gpu_count * lengths_ns.get(node, COVERAGE_NS)
+        node: last.gpu_count * windows_ns.get(node, COVERAGE_NS)
         for node, last in inventories.items()
     }
-    return judge_coverage(known_ns, expected_ns)
+    return judge_coverage(covered_ns, expected_ns)
 
 
-async def _read_known(
+async def _read_covered(
     bus: Bus, until_ns: Mapping[int, int]
 ) -> tuple[dict[NodeId, int], dict[NodeId, int]]:
     """Return the known time of each node's GPUs, summed, and the checked time of each node.
@@ -327,8 +331,8 @@ async def _read_known(
     before has begun to send samples, and is checked from its first event on.
     """
     decoder = decoder_of(bus.topics.events.name, GpuEvent)
-    known_ns: dict[NodeId, int] = defaultdict(int)
-    lengths_ns: dict[NodeId, int] = defaultdict(int)
+    covered_ns: dict[NodeId, int] = defaultdict(int)
+    windows_ns: dict[NodeId, int] = defaultdict(int)
     async with bus.reader() as reader:
         for at, span in (await reader.spans(bus.topics.events.name)).items():
             end_ns = until_ns[at.partition]
@@ -340,13 +344,13 @@ async def _read_known(
                     except UndecodableError:
                         continue
                     node = NodeId(event.cluster, event.node)
-                    known_ns[node] += known_in(event, until_ns=end_ns)
+                    covered_ns[node] += covered_in(event, until_ns=end_ns)
                     since_begin_ns = end_ns - event.time_ns + event.interval_ns
-                    lengths_ns[node] = max(lengths_ns[node], min(since_begin_ns, COVERAGE_NS))
-    return known_ns, lengths_ns
+                    windows_ns[node] = max(windows_ns[node], min(since_begin_ns, COVERAGE_NS))
+    return covered_ns, windows_ns
 
 
-def known_in(event: GpuEvent, *, until_ns: int) -> int:
+def covered_in(event: GpuEvent, *, until_ns: int) -> int:
     """Return the known time of an event's physical GPUs within the checked time, summed."""
     begin_ns = max(event.time_ns - event.interval_ns, until_ns - COVERAGE_NS)
     length_ns = max(0, min(event.time_ns, until_ns) - begin_ns)
@@ -359,24 +363,26 @@ def known_in(event: GpuEvent, *, until_ns: int) -> int:
 
 
 def judge_coverage(
-    known_ns: Mapping[NodeId, int], expected_ns: Mapping[NodeId, int]
+    covered_ns: Mapping[NodeId, int], expected_ns: Mapping[NodeId, int]
 ) -> list[Verdict]:
     """Compare the known time of each node's GPUs with that of the GPUs in its inventory."""
     if not expected_ns:
         return [unknown("no agent has published an inventory")]
-    whole_ns = {node: expected for node, expected in expected_ns.items() if expected}
-    if not whole_ns:
+    checked_ns = {node: time_ns for node, time_ns in expected_ns.items() if time_ns}
+    if not checked_ns:
         return [unknown("no GPU has been sampled for a complete minute", "Try again in a minute.")]
-    found_ns = {node: min(known_ns.get(node, 0), whole) for node, whole in whole_ns.items()}
-    ratio = sum(found_ns.values()) / sum(whole_ns.values())
+    covered_ns = {
+        node: min(covered_ns.get(node, 0), time_ns) for node, time_ns in checked_ns.items()
+    }
+    ratio = sum(covered_ns.values()) / sum(checked_ns.values())
     text = f"{ratio:.1%} of the GPUs' time is known in the last complete minute"
     if ratio >= MIN_COVERAGE_RATIO:
         return [ok(text)]
-    worst = sorted(whole_ns, key=lambda node: found_ns[node] / whole_ns[node])
+    ratios = {node: covered_ns[node] / time_ns for node, time_ns in checked_ns.items()}
     named = [
-        f"{show_node(*node)} {found_ns[node] / whole_ns[node]:.0%}"
-        for node in worst
-        if found_ns[node] < MIN_COVERAGE_RATIO * whole_ns[node]
+        f"{show_node(*node)} {ratios[node]:.0%}"
+        for node in sorted(ratios, key=lambda node: ratios[node])
+        if ratios[node] < MIN_COVERAGE_RATIO
     ]
     return [
         problem(

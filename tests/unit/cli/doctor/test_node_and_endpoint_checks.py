@@ -11,10 +11,12 @@ import pytest
 
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import HttpClient, NoAnswerError
+from gpuledger.settings import KafkaSettings
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.host.kubelet.messages import KubeletError
 from gpuledger_agent.settings import AgentSettings, KubeletSettings
 from gpuledger_agent.source_selection import find_source
+from gpuledger_cli.doctor.doctor_command import Plan, examine
 from gpuledger_cli.doctor.endpoint_checks import check_components
 from gpuledger_cli.doctor.node_checks import (
     check_cgroups,
@@ -130,3 +132,19 @@ async def test_the_failed_checks_of_each_component_are_problems() -> None:
     assert "check delivery (critical): the broker is unavailable" in found[1].finding
     (none,) = await check_components(cast("HttpClient", pages), ())
     assert none.status is Status.SKIPPED
+
+
+async def test_settings_that_cannot_be_used_are_one_finding_and_other_checks_still_run(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "agent.yaml"
+    config.write_text("sampling_interval_seconds: soon\n")
+    plan = Plan(on_node=True, config=config, left_out=frozenset({"brokers"}))
+
+    findings = await examine(KafkaSettings(), plan)
+
+    of_node = {one.check: one for one in findings if one.check in {"driver", "kubelet"}}
+    assert "sampling_interval_seconds" in of_node["driver"].finding
+    assert {one.status for one in of_node.values()} == {Status.UNKNOWN}
+    assert of_node["kubelet"].finding != of_node["driver"].finding
+    assert {"brokers", "receivers"} <= {one.check for one in findings}

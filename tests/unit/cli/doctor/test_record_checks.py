@@ -23,12 +23,12 @@ from gpuledger_cli.doctor.record_checks import (
     check_clocks,
     check_coverage,
     check_nodes,
+    covered_in,
     judge_clocks,
     judge_coverage,
     judge_nodes,
     judge_own_clock,
     judge_podwatch,
-    known_in,
 )
 from gpuledger_cli.doctor.verdicts import Status
 from tests.default_topics import EVENTS, INVENTORY, PODS, SAMPLES, WATERMARKS
@@ -172,9 +172,9 @@ def test_the_known_time_of_an_event_is_that_of_its_gpus_that_answered() -> None:
     instance = reading(uuid="MIG-1", parent_uuid="GPU-2")
     silent = books(reading(uuid="GPU-3"), gap_ns=SECOND_NS)
     seen = event(gpus=[books(reading(uuid="GPU-2")), books(instance), silent])
-    assert known_in(seen, until_ns=START_NS) == SECOND_NS
-    assert known_in(seen, until_ns=START_NS - SECOND_NS // 4) == SECOND_NS * 3 // 4
-    assert known_in(seen, until_ns=START_NS + COVERAGE_NS) == 0
+    assert covered_in(seen, until_ns=START_NS) == SECOND_NS
+    assert covered_in(seen, until_ns=START_NS - SECOND_NS // 4) == SECOND_NS * 3 // 4
+    assert covered_in(seen, until_ns=START_NS + COVERAGE_NS) == 0
 
 
 async def put(on: MemoryBus, topic: str, node: NodeId, value: object, *, time_ns: int) -> None:
