@@ -140,6 +140,8 @@ class PlayedWorkloads:
             f'gateway_requests_waiting{{namespace="{NAMESPACE}",service="chat"}} {self.waiting}'
         ]
         running = [] if self.is_silent else self._running
+        if not self.is_silent:
+            lines.append(f'gpuledger_gpu_up{{cluster="default",node="{NODE}"}} 1')
         for pod in running:
             metadata = pod["metadata"]
             owner = metadata["labels"]["app"]

@@ -124,10 +124,25 @@ def is_settled(played: PlayedWorkloads, hpa: str, replicas: int) -> bool:
 def test_keda_scales_a_workload_by_its_own_pods_to_zero_and_back(
     played: PlayedWorkloads, prometheus_url: str, keda: None
 ) -> None:
-    played.kube.apply(scaled_object("Scale to zero and back", prometheus_url))
+    """An outage of monitoring changes nothing."""
+    manifest = scaled_object("Scale to zero and back", prometheus_url)
+    played.kube.apply(manifest)
     await_true(lambda: is_settled(played, "keda-hpa-chat", 5), what="five replicas under load")
 
-    played.loads["chat"] = 0
+    played.is_silent = True
+    path = played.kube.path_of(manifest)
+
+    def is_unknown() -> bool:
+        _, found = played.kube.request("GET", path)
+        return any(
+            one["type"] == "Ready" and one["status"] != "True"
+            for one in found["status"]["conditions"]
+        )
+
+    await_true(is_unknown, what="the outage of monitoring")
+    assert played.replicas("chat") == 5
+
+    played.is_silent, played.loads["chat"] = False, 0
     await_true(lambda: played.replicas("chat") == 0, what="no replicas without load")
 
     played.loads["chat"], played.waiting = LOAD, 45

@@ -139,7 +139,7 @@ def several_series(autoscaler: Autoscaler) -> Iterator[Field]:
     """Find queries with a result for each pod or GPU."""
     for signal, query in _triggers(autoscaler):
         labels = {_label(name) for name in query.outer.by} if query.outer else set()
-        # A single selector without a function is all that surely has the labels of its series.
+        # Only a bare selector certainly keeps the labels of its series.
         is_bare = (
             not query.functions
             and len(query.series) == 1
@@ -235,7 +235,18 @@ def no_namespace(autoscaler: Autoscaler) -> Iterator[Field]:
 
 def null_values(autoscaler: Autoscaler) -> Iterator[Field]:
     """Find triggers for which an empty answer silently counts as 0, also while pods run."""
-    if autoscaler.kind != "ScaledObject" or autoscaler.scales_to_zero:
+    if not autoscaler.scales_to_zero:
+        yield from _silent_zeros(autoscaler)
+
+
+def null_values_at_zero(autoscaler: Autoscaler) -> Iterator[Field]:
+    """Find the same triggers of autoscalers that must accept the empty answer without pods."""
+    if autoscaler.scales_to_zero:
+        yield from _silent_zeros(autoscaler)
+
+
+def _silent_zeros(autoscaler: Autoscaler) -> Iterator[Field]:
+    if autoscaler.kind != "ScaledObject":
         return
     for signal, query in _triggers(autoscaler):
         if not signal.setting("ignoreNullValues").text and "vector" not in query.functions:
@@ -362,9 +373,17 @@ MISTAKES: Final[Sequence[Mistake]] = (
         null_values,
     ),
     Mistake(
+        "null-values-at-zero",
+        "An answer without data counts as 0, so an outage of monitoring scales the workload to zero"
+        " under load.",
+        "Add `or 0 * count(gpuledger_gpu_up)` to the query, and set ignoreNullValues:"
+        ' "false" without a fallback.',
+        null_values_at_zero,
+    ),
+    Mistake(
         "fallback-at-zero",
         "At zero replicas the query has no data, so the fallback starts replicas without load.",
-        'Set ignoreNullValues: "true".',
+        "Remove the fallback: without it, KEDA keeps the replicas while a query fails.",
         fallback_at_zero,
     ),
     Mistake(

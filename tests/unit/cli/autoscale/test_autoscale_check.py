@@ -232,6 +232,19 @@ CASES: Final = (
     Case(
         "no decision on empty answers at zero",
         keda(trigger(ignoreNullValues=None, activationThreshold="0.05"), trigger(QUEUE), least="0"),
+        {"null-values-at-zero": "metadata:"},
+    ),
+    Case(
+        "an empty answer only without monitoring, at zero",
+        keda(
+            trigger(
+                f"{SUM} or 0 * count(gpuledger_gpu_up)",
+                ignoreNullValues="false",
+                activationThreshold="0.05",
+            ),
+            trigger(QUEUE),
+            least="0",
+        ),
     ),
     Case(
         "a fallback at zero",
