@@ -386,7 +386,7 @@ class NodeReader(ObjectReader[NodeRecord]):
                 for name, quantity in allocatable.items()
                 if name.startswith(self._gpu_resource_prefixes)
             },
-            unschedulable=found.spec and found.spec.unschedulable,
+            unschedulable=None if found.spec is None else found.spec.unschedulable,
             labels=self.labels_of(labels),
             created_time_ns=self.nanoseconds(meta.creation_timestamp) or 0,
             deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
