@@ -24,6 +24,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from typing_extensions import override
 
 from gpuledger.bus.aiokafka_patches import logins
+from gpuledger.bus.aiokafka_patches.connections import leave_hanging_brokers
 from gpuledger.bus.aiokafka_patches.ending import close_left_connections
 from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids
 from gpuledger.bus.kafka_errors import (
@@ -249,6 +250,7 @@ class KafkaConnection:
         # Must precede the first client, because a client logs as soon as it connects.
         demote_logs()
         close_left_connections()
+        leave_hanging_brokers()
         if readiness and settings.security_protocol != "PLAINTEXT":
             check = _check_of(readiness)
             self._credentials = KafkaCredentials(settings, check=check)

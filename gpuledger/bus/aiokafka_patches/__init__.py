@@ -5,6 +5,7 @@ condition that makes it obsolete ("Remove once …"). Check these before you upg
 
 - `consumers`: private state of a consumer, and stopping it while brokers are unavailable.
 - `producers`: failures that no task awaits, and stopping a producer.
+- `connections`: connections to a broker that neither answers nor closes them.
 - `coordinators`: coordinators on a broker that neither answers nor closes its connections.
 - `ending`: coroutines with a deadline that holds even if brokers do not answer.
 - `logins`: passwords and tokens that change while a client is open.
