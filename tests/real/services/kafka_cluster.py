@@ -20,7 +20,6 @@ REPLICATED = {
     "transaction.state.log.replication.factor": "3",
     "transaction.state.log.min.isr": "2",
     "min.insync.replicas": "2",
-    "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     "controller.quorum.election.timeout.ms": "500",
     "controller.quorum.fetch.timeout.ms": "1000",
