@@ -97,9 +97,12 @@ class Process:
         return self._running.wait(deadline_seconds)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal if it still runs."""
+        """Send a signal if it still runs; after SIGSTOP, wait until its threads have stopped."""
         if self._running is not None and self._running.poll() is None:
             self._running.send_signal(number)
+            if number == signal.SIGSTOP:
+                # Until then, a broker may still answer a request.
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def stop(self, *, deadline_seconds: float = STOP_SECONDS) -> int | None:
         """Send SIGTERM, kill it if it does not end in time, and return its exit status."""
