@@ -199,7 +199,6 @@ async def test_a_poll_reports_unavailable_brokers_and_continues_when_they_are_ba
                 await poll_once(consumer)
 
 
-@pytest.mark.extended  # three brokers elect a coordinator: at times no request finds it in 120 s
 async def test_committed_offsets_come_from_the_next_coordinator_if_the_first_one_hangs(
     start_kafka_cluster: Callable[[], KafkaCluster],
 ) -> None:
