@@ -75,8 +75,9 @@ def _options_of(report: Report) -> Iterator[tuple[str, Any, Any]]:
         kind, default = (Texts, ()) if option.is_list else (Text, option.default)
         # `from` is a keyword of Python.
         yield f"{name}_" if name == "from" else name, Annotated[kind, own], default
-    if report.has_money:
-        prices = "Price file (YAML), as for `gpuledger bill`. The default is example prices."
+    if report.has_prices:
+        prices = "Price file (YAML) with prices and teams, as for `gpuledger bill`. The default is"
+        prices += " example prices."
         yield "prices", Annotated[Path | None, Parameter(help=prices)], None
     yield "format", Annotated[Format, Parameter(help="Format of the result.")], "table"
     output = "File to write to instead of standard output; required for parquet."

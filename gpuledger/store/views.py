@@ -202,6 +202,15 @@ def with_nodes(rows: str, versions: str | None = NODES.name) -> str:
     return _with_version(rows, versions, keys=keys, has=_OF_NODE)
 
 
+def with_namespaces(rows: str) -> str:
+    """Return the SQL for rows with the labels and annotations of their namespace at their `time`.
+
+    `rows` is the SQL for rows with `cluster`, `namespace` and `time`.
+    """
+    keys = {"cluster": "of_rows.cluster", "namespace": "of_rows.namespace"}
+    return _with_version(rows, NAMESPACES.name, keys=keys, has=_OF_NAMESPACE)
+
+
 def _with_version(
     rows: str, versions: str | None, *, keys: Mapping[str, str], has: Mapping[str, str]
 ) -> str:

@@ -1,16 +1,27 @@
 """The report `queue`: how long pods waited for GPUs, and the demand that was not met."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 import duckdb
 
 from gpuledger.time_ranges import write_duration
-from gpuledger_reports.capacity.report import Answer, Question, Report, Row, plain_cell
-from gpuledger_reports.capacity.waits import create_waits, hourly_sql
-from gpuledger_reports.reading.times import HOUR_US
+from gpuledger_reports.capacity.allocations import Terms
+from gpuledger_reports.capacity.report import (
+    Answer,
+    Option,
+    Question,
+    Report,
+    Row,
+    one_of,
+    plain_cell,
+)
+from gpuledger_reports.capacity.waits import create_waits, divide_by_days, hourly_sql, name_teams
+from gpuledger_reports.reading.times import HOUR_US, Window, day_of, days_in
 
 _COLUMNS: Final[Mapping[str, str]] = {
+    "day": "Day",
     "pods": "Pods",
     "waiting": "Waiting",
     "waiting_gpus": "Waiting GPUs",
@@ -38,6 +49,7 @@ _DIMENSIONS: Final[Mapping[str, str]] = {
     "cluster": "cluster",
     "namespace": "namespace",
     "workload": "coalesce(owner_kind || '/' || owner_name, 'Pod/' || pod)",
+    "team": "team",
     "shape": "shape",
     "priority": "coalesce(priority_class, priority::VARCHAR)",
     "queue": "queue",
@@ -51,29 +63,56 @@ SELECT {columns}, count(*) AS pods,
     quantile_disc(seconds, [0.5, 0.95, 0.99, 1]) FILTER (state <> 'never_scheduled') AS waited,
     sum(unmet_gpu_hours) AS unmet_gpu_hours,
     count(*) FILTER (gpus IS NULL) AS unknown_size,
-    histogram(reason) FILTER (reason IS NOT NULL) AS reasons
+    histogram(reason) FILTER (reason IS NOT NULL) AS reasons,
+    min((-seconds, namespace || '/' || pod, shape, message)) FILTER (state = 'waiting') AS longest
 FROM waits GROUP BY ALL
 """
-_LONGEST: Final = """
-SELECT namespace, pod, shape, seconds, message FROM waits
-WHERE state = 'waiting' ORDER BY seconds DESC, namespace, pod LIMIT 1
-"""
+
+
+class _Group(NamedTuple):
+    row: Row
+    longest: tuple[float, str, str, str | None] | None
+    """The pod that has waited longest: its negated wait in seconds, name, shape and message."""
 
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
-    create_waits(connection, question.window)
-    columns = [f"{_DIMENSIONS[name]} AS {name}_" for name in question.by]
-    hours = (question.window.end_us - question.window.begin_us) / HOUR_US
-    names = ", ".join(f"{name}_" for name in question.by)
+    by, window = question.by, question.window
+    create_waits(connection, window)
+    if "team" in by:
+        name_teams(connection, Terms(question.policy, window))
+    groups = _groups(connection, by, {None: window})
+    notes = [*_notes([group for group in groups if question.selects(group.row)])]
+    if question.options["history"]:
+        divide_by_days(connection, window)
+        days = ((day_of(day.begin_us).isoformat(), day) for day in days_in(window))
+        groups = _groups(connection, by, dict(days))
+    return Answer(rows=[group.row for group in groups], notes=notes)
+
+
+def _groups(
+    connection: duckdb.DuckDBPyConnection,
+    by: Sequence[str],
+    days: Mapping[str | None, Window],
+) -> list[_Group]:
+    """Return the groups of each day, the most important first; the day `None` has all `waits`."""
+    columns = [f"{_DIMENSIONS[name]} AS {name}_" for name in by]
+    columns.append("NULL AS day_" if None in days else "day AS day_")
+    names = ", ".join(f"{name}_" for name in (*by, "day"))
     hourly = f"SELECT {names}, max(unmet_gpus) FROM ({hourly_sql(columns)}) GROUP BY ALL"  # noqa: S608  # our own names
     highest = {tuple(key): gpus for *key, gpus in connection.execute(hourly).fetchall()}
-    rows = []
+    groups = []
     for found in connection.execute(_SQL.format(columns=", ".join(columns))).fetchall():
-        key, amounts = found[: len(columns)], found[len(columns) :]
+        key, amounts, longest = found[: len(columns)], found[len(columns) : -1], found[-1]
+        hours = (days[key[-1]].end_us - days[key[-1]].begin_us) / HOUR_US
         row = _row(amounts, hours, highest.get(key, 0.0))
-        rows.append(dict(zip(question.by, key, strict=True)) | row)
-    rows.sort(key=lambda row: (-(row["unmet_gpu_hours"] or 0), -row["waiting"], -row["pods"]))
-    return Answer(rows=rows, notes=[*_notes(rows), *_longest(connection)])
+        groups.append(_Group(dict(zip((*by, "day"), key, strict=True)) | row, longest))
+    return sorted(groups, key=_rank)
+
+
+def _rank(group: _Group) -> tuple[Any, ...]:
+    row = group.row
+    amounts = (-(row["unmet_gpu_hours"] or 0), -row["waiting"], -row["pods"])
+    return (row["day"] or "", *amounts, str(row))
 
 
 def _row(amounts: Iterable[Any], hours: float, highest: float) -> Row:
@@ -97,18 +136,14 @@ def _row(amounts: Iterable[Any], hours: float, highest: float) -> Row:
     }
 
 
-def _notes(rows: Sequence[Row]) -> Iterator[str]:
+def _notes(groups: Sequence[_Group]) -> Iterator[str]:
     for column, text in _NOTES.items():
-        if count := sum(row[column] for row in rows):
+        if count := sum(group.row[column] for group in groups):
             yield text.format(count)
-
-
-def _longest(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    return [
-        f"{namespace}/{pod} ({shape}) has waited the longest: {_duration(seconds)}"
-        + (f"; {message}" if message else "")
-        for namespace, pod, shape, seconds, message in connection.execute(_LONGEST).fetchall()
-    ]
+    if waits := [group.longest for group in groups if group.longest]:
+        negated_seconds, pod, shape, message = min(waits, key=itemgetter(0, 1))
+        reason = f"; {message}" if message else ""
+        yield f"{pod} ({shape}) has waited the longest: {_duration(-negated_seconds)}{reason}"
 
 
 def _duration(seconds: float) -> str:
@@ -133,19 +168,27 @@ REPORT: Final = Report(
         " is their mean per hour. `Reasons` counts pods by the scheduler's reason that lasted"
         " longest, with scheduling gates, such as Kueue's. `--by queue` groups by the queue of"
         " Kueue, Volcano or KAI Scheduler; it is unknown for pods that got a node immediately."
-        " Jobs that wait in Slurm are not included."
+        " Rules of teams that depend on the GPU or node do not match. Jobs that wait in Slurm are"
+        " not included."
     ),
     examples={
         "The last 30 days, by namespace and shape": "",
         "Queues with their priorities": "--by queue,priority",
+        "Whether the queue of each team grows": "--by team --history day",
         "The ten workloads with the largest unmet demand in a week": (
             "--by namespace,workload --window 7d --top 10"
         ),
     },
     columns=_COLUMNS,
-    texts=frozenset({"reasons"}),
+    texts=frozenset({"day", "reasons"}),
     dimensions=_DIMENSIONS,
     default_by="namespace,shape",
+    options={
+        "history": Option(
+            help="`day` for one row per day, with the pods that waited on that day.",
+            parse=one_of("day"),
+        )
+    },
     cell=_cell,
     read=_read,
 )

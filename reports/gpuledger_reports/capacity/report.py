@@ -177,6 +177,11 @@ class Report:
     read: Callable[[duckdb.DuckDBPyConnection, Question], Answer]
     """Answers a question, given a connection with the store's views."""
 
+    @property
+    def has_prices(self) -> bool:
+        """Whether the report depends on the price file, which has prices and teams."""
+        return self.has_money or "team" in self.dimensions
+
     def parse_options(self, given: Mapping[str, str]) -> dict[str, Any]:
         """Parse the report's own options; return the value of each, or its default."""
         return {

@@ -10,7 +10,10 @@ from collections.abc import Iterable
 from typing import Final
 
 import duckdb
+import orjson
 
+from gpuledger.store.views import with_namespaces
+from gpuledger_reports.capacity.allocations import PRICED, Terms
 from gpuledger_reports.capacity.pod_shapes import read_shape
 from gpuledger_reports.reading.times import HOUR_US, Window
 
@@ -77,6 +80,43 @@ SELECT unsized_waits.*, shape, gpus, epoch(until_time - created_time) AS seconds
     gpus * epoch(until_time - from_time) / 3600 AS unmet_gpu_hours
 FROM unsized_waits JOIN shapes USING (requests)
 """
+_TENANTS: Final = """
+CREATE OR REPLACE TEMP TABLE tenants AS
+SELECT cluster, pod_uid, {since} AS since, to_json({{'cluster': cluster, 'namespace': namespace,
+    'pod': pod, 'owner_kind': owner_kind, 'owner_name': owner_name, 'job': NULL, 'labels': labels,
+    'of_namespace': [namespace_labels, namespace_annotations]}})::VARCHAR AS facts
+FROM {waits} LEFT JOIN (
+    SELECT cluster, pod_uid, arg_max(labels, in_force_from) AS labels FROM (
+        SELECT cluster, pod_uid, labels, in_force_from FROM pending_pods
+        UNION ALL SELECT cluster, pod_uid, labels, in_force_from FROM pods
+    ) GROUP BY ALL
+) USING (cluster, pod_uid)
+"""
+_WITH_TEAMS: Final = """
+CREATE OR REPLACE TEMP TABLE waits AS
+SELECT waits.*, team
+FROM waits JOIN tenants USING (cluster, pod_uid) JOIN (
+    SELECT unnest(from_json($teams, '[{"since": "DATE", "facts": "VARCHAR", "team": "VARCHAR"}]'),
+        recursive := true)
+) USING (since, facts)
+"""
+_DAILY: Final = """
+CREATE OR REPLACE TEMP TABLE waits AS
+WITH days AS (
+    SELECT strftime(midnight, '%Y-%m-%d') AS day,
+        greatest(midnight, make_timestamptz($begin_us)) AS day_begin,
+        least(midnight + INTERVAL 1 day, make_timestamptz($end_us)) AS day_end
+    FROM (SELECT unnest(range(date_trunc('day', make_timestamptz($begin_us)),
+        make_timestamptz($end_us), INTERVAL 1 day)) AS midnight)
+)
+SELECT waits.* REPLACE (
+    CASE WHEN until_time >= day_end THEN 'waiting' ELSE state END AS state,
+    epoch(least(until_time, day_end) - created_time) AS seconds,
+    greatest(from_time, day_begin) AS from_time, least(until_time, day_end) AS until_time,
+    gpus * epoch(least(until_time, day_end) - greatest(from_time, day_begin)) / 3600
+        AS unmet_gpu_hours
+), day FROM waits JOIN days ON created_time < day_end AND until_time >= day_begin
+"""
 _FRACTIONS: Final = """
 SELECT mig_profile, max(device_fraction) FROM usage_hourly_unnamed
 WHERE mig_profile IS NOT NULL AND device_fraction IS NOT NULL GROUP BY ALL
@@ -131,6 +171,29 @@ def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
         connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
     connection.execute(_SIZED, {"begin_us": window.begin_us})
     connection.execute("DROP TABLE unsized_waits")
+
+
+def name_teams(connection: duckdb.DuckDBPyConnection, terms: Terms) -> None:
+    """Add the column `team` to `waits`. Rules that depend on the GPU or the node do not match."""
+    waits = with_namespaces("(SELECT *, from_time AS time FROM waits)")
+    connection.execute(_TENANTS.format(since=terms.since_sql("from_time"), waits=waits))
+    teams = [
+        {"since": since, "facts": facts, "team": terms.named("team", facts, device)}
+        for cluster, since, facts in connection.execute(
+            "SELECT DISTINCT cluster, since, facts FROM tenants"
+        ).fetchall()
+        for device in [dict.fromkeys(PRICED) | {"cluster": cluster, "since": since}]
+    ]
+    # As JSON, because a list of thousands of parameters takes seconds.
+    connection.execute(_WITH_TEAMS, {"teams": orjson.dumps(teams).decode()})
+
+
+def divide_by_days(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
+    """Divide `waits` into the days of its window; `day` is the date, and `state` that at its end.
+
+    The rows of a day are those that `create_waits` finds for this day.
+    """
+    connection.execute(_DAILY, window._asdict())
 
 
 def locate_waits(connection: duckdb.DuckDBPyConnection) -> None:

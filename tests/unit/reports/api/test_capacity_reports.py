@@ -49,7 +49,7 @@ def command(
     capsys: pytest.CaptureFixture[str],
 ) -> tuple[str, list[str]]:
     """Return what `gpuledger capacity` prints, and its notes."""
-    prices = ["--prices", settings.prices or ""] if REPORTS[report].has_money else []
+    prices = ["--prices", settings.prices or ""] if REPORTS[report].has_prices else []
     arguments = ["capacity", report, "--store", settings.store_uri, *prices, *options]
     assert main(arguments) in (0, 4)
     printed = capsys.readouterr()

@@ -3,22 +3,27 @@
 import csv
 import gzip
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import duckdb
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuledger.store.views import create_views
 from gpuledger_reports.capacity.queue import REPORT
 from gpuledger_reports.capacity.report import Answer, Question
-from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.pricing.policy import BillPolicy, TeamRow
 from gpuledger_reports.reading.times import Window
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_US,
     Row,
     Value,
+    namespace_row,
     pending_row,
     pod_row,
     write_store,
@@ -37,14 +42,30 @@ def queue(
     by: tuple[str, ...] = ("namespace",),
     begin: float = 0,
     hours: float = 10,
+    namespaces: Sequence[Row] = (),
+    policy: BillPolicy | None = None,
+    **given: str,
 ) -> Answer:
-    uri = write_store(store, pending_pods=waiting, pods=placed)
-    begin_us = BEGIN_US + round(begin * HOUR_US)
-    window = Window(begin_us, begin_us + round(hours * HOUR_US))
+    uri = write_store(store, pending_pods=waiting, pods=placed, namespaces=namespaces)
     with duckdb.connect() as connection:
         create_views(connection, uri)
-        question = Question(window=window, by=by, policy=BillPolicy(prices=[]))
-        return REPORT.read(connection, question)
+        return answer(connection, by=by, begin=begin, hours=hours, policy=policy, **given)
+
+
+def answer(
+    connection: duckdb.DuckDBPyConnection,
+    *,
+    by: tuple[str, ...] = ("namespace",),
+    begin: float,
+    hours: float,
+    policy: BillPolicy | None = None,
+    **given: str,
+) -> Answer:
+    begin_us = BEGIN_US + round(begin * HOUR_US)
+    window = Window(begin_us, begin_us + round(hours * HOUR_US))
+    policy, options = policy or BillPolicy(prices=[]), REPORT.parse_options(given)
+    question = Question(window=window, by=by, policy=policy, options=options)
+    return REPORT.read(connection, question)
 
 
 def placed_row(pod: str, *, created: float, scheduled: float | None, **fields: Value) -> Row:
@@ -147,6 +168,73 @@ def test_groups_are_ranked_by_unmet_demand_and_have_their_reasons(tmp_path: Path
     assert found.rows[1]["reasons"] == "no reason yet (1)"
     assert found.rows[2]["waiting_gpus"] is None
     assert any("ns/claim (claim) has waited the longest: 9h" in note for note in found.notes)
+
+
+def test_teams_are_those_of_bills(tmp_path: Path) -> None:
+    """The rules come from the price file; the newest labels of a pod and its namespace count."""
+    policy = BillPolicy(
+        prices=[],
+        dimensions={"team": ["label:team", "namespace-label:team"]},
+        teams=[
+            TeamRow(match={"namespace": "old-*"}, team="before", until=date(2026, 10, 2)),
+            TeamRow(match={"namespace": "old-*"}, team="after"),
+        ],
+    )
+    later: dict[str, Value] = {"in_force_from": BEGIN_US + 9 * HOUR_US, "labels": '{"team":"b"}'}
+    later["resource_version"] = "1002"
+    found = queue(
+        tmp_path,
+        waiting=[
+            pending_row("labeled", created=1, labels='{"team":"a"}'),
+            pending_row("labeled", created=1, **later),
+            pending_row("in-namespace", created=1, left=2),
+            pending_row("in-another", created=1, namespace="other"),
+            pending_row("until", created=1, left=2, namespace="old-x"),
+            pending_row("since", created=30, namespace="old-x"),
+        ],
+        placed=[placed_row("at-once", created=1, scheduled=1, labels='{"team":"b"}')],
+        namespaces=[namespace_row("ns", labels='{"team":"c"}')],
+        by=("team",),
+        hours=48,
+        policy=policy,
+    )
+    assert {row["team"]: row["pods"] for row in found.rows} == {
+        "b": 2,
+        "c": 1,
+        "__unallocated__": 1,
+        "before": 1,
+        "after": 1,
+    }
+
+
+hours_of_days = st.integers(0, 3 * 24 * 4).map(lambda quarter: quarter / 4)
+ends = st.sampled_from(["placed", "deleted", "waits"])
+
+
+@given(st.lists(st.tuples(hours_of_days, hours_of_days, ends), min_size=1))
+@settings(max_examples=20)
+def test_the_history_of_a_day_is_the_report_on_this_day(
+    pods: list[tuple[float, float, str]],
+) -> None:
+    waiting, placed = [], []
+    for number, (one, other, end) in enumerate(pods):
+        created, left = sorted((one, other))
+        pod, namespace = f"p{number}", "ab"[number % 2]
+        if end != "placed" or created < left:
+            until = None if end == "waits" else left
+            waiting.append(pending_row(pod, created=created, left=until, namespace=namespace))
+        if end == "placed":
+            row = placed_row(pod, created=created, scheduled=left, namespace=namespace)
+            placed.append(row)
+    with TemporaryDirectory() as folder, duckdb.connect() as connection:
+        create_views(connection, write_store(Path(folder), pending_pods=waiting, pods=placed))
+        history = answer(connection, begin=6, hours=3 * 24 - 6, history="day")
+        days = [
+            {**row, "day": f"2026-10-0{number}"}
+            for number, (begin, hours) in enumerate(((6, 18), (24, 24), (48, 24)), start=1)
+            for row in answer(connection, begin=begin, hours=hours).rows
+        ]
+    assert history.rows == days
 
 
 def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:
