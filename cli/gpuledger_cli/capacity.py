@@ -225,8 +225,20 @@ def _print_table(report: Report, question: Question, found: Answer, file: TextIO
         if heading and any(cells):
             headings[name], shown[name] = heading, cells
     if found.rows:
-        rows = [*zip(*shown.values(), strict=True)]
-        print_rows(file, [*headings.values()], rows, expanded=None)
+        names = [*headings]
+        omitted = print_rows(
+            file,
+            [*headings.values()],
+            [*zip(*shown.values(), strict=True)],
+            expanded=None,
+            wrapped=[at for at, name in enumerate(names) if name in report.texts],
+            least=[names.index(name) for name in report.least if name in names],
+        )
+        if omitted:
+            file.write(
+                f"Columns that do not fit: {', '.join(names[at] for at in omitted)}."
+                " To see them, use --format csv, or append `| less -S`.\n"
+            )
     else:
         nothing = report.codes[1]
         file.write(f"{nothing[:1].upper()}{nothing[1:]}.\n")

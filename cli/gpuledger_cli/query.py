@@ -4,7 +4,7 @@ import csv
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
 from functools import partial
@@ -38,6 +38,8 @@ from gpuledger_cli.store_arguments import (
 
 _ANY_WIDTH: Final = 1_000_000_000
 _ROWS_AT_ONCE: Final = 10_000
+_WRAPPED: Final = 16
+"""The minimum width of a column that is wrapped."""
 Format = Literal["table", "csv", "json", "parquet"]
 
 
@@ -170,25 +172,48 @@ def print_rows(
     *,
     expanded: bool | None,
     width: int | None = None,
-) -> None:
+    wrapped: Collection[int] = (),
+    least: Sequence[int] = (),
+) -> list[int]:
     """Print rows as a table, or one line per value if the table is wider than the terminal.
 
-    `expanded` chooses one of the two forms; `None` chooses by width. Values are never cut. In a
-    file or a pipe, the table is as wide as its values require. Control characters are escaped,
-    because a terminal would obey them.
+    `expanded` chooses one of the two forms; `None` chooses by width. A table that is too wide first
+    wraps the columns `wrapped`, and then omits columns of `least`, in this order; the omitted ones
+    are returned. Values are never cut. In a file or a pipe, the table is as wide as its values
+    require. Control characters are escaped, because a terminal would obey them.
     """
     # As Text, because rich would parse brackets in a string as a style.
     texts = [[Text(escaped(cell)) for cell in row] for row in rows]
-    table = Table(*(Column(Text(name), no_wrap=True) for name in columns), safe_box=True)
-    for row in texts:
-        table.add_row(*row)
-    needed = Console(width=_ANY_WIDTH).measure(table).maximum
     console = Console(file=file, width=width)
-    is_too_wide = (width is not None or file.isatty()) and needed > console.width
-    if rows and (is_too_wide if expanded is None else expanded):
+    limit = console.width if width is not None or file.isatty() else _ANY_WIDTH
+    widths = [
+        max(cell_len(line) for cell in column for line in cell.plain.split("\n"))
+        for column in zip(map(Text, columns), *texts, strict=True)
+    ]
+    widths = [min(each, _WRAPPED) if at in wrapped else each for at, each in enumerate(widths)]
+    # With the borders and the spaces around each value.
+    excess, omitted = sum(widths) + 3 * len(widths) + 1 - limit, list[int]()
+    for at in least:
+        if excess > 0:
+            omitted.append(at)
+            excess -= widths[at] + 3
+    if rows and (excess > 0 if expanded is None else expanded):
         _print_expanded(console, columns, texts)
-        return
+        return []
+    kept = [at for at in range(len(columns)) if at not in omitted]
+    table = Table(
+        *(
+            Column(Text(columns[at]), no_wrap=at not in wrapped, min_width=widths[at])
+            for at in kept
+        ),
+        safe_box=True,
+    )
+    for row in texts:
+        table.add_row(*(row[at] for at in kept))
+    needed = Console(width=_ANY_WIDTH).measure(table).maximum
+    needed = needed if excess > 0 else min(limit, needed)
     Console(file=file, width=needed).print(table, soft_wrap=True)
+    return omitted
 
 
 def _print_expanded(

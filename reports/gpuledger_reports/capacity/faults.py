@@ -342,6 +342,13 @@ REPORT: Final = Report(
         "Failure rates of models in a quarter": "--by model --window 90d",
     },
     columns=_COLUMNS,
+    least=(
+        "causes",
+        "expected_failures",
+        "rate_high",
+        "rate_low",
+        "interrupted_gpu_hours",
+    ),
     texts=frozenset({"causes", "note"}),
     dimensions=_DIMENSIONS,
     default_by="model,node",

@@ -161,6 +161,12 @@ REPORT: Final = Report(
     ),
     examples={"By pool": "", "By cluster and model": "--by cluster,model"},
     columns=COLUMNS,
+    least=(
+        "packed_gpus",
+        "by_memory_gpus",
+        "by_cpu_gpus",
+        "unusable_gpus",
+    ),
     texts=frozenset({"advice"}),
     dimensions=GPU_DIMENSIONS,
     default_by="pool",

@@ -367,6 +367,16 @@ REPORT: Final = Report(
         "Why a workload should change": "--explain serving/Deployment/rerank",
     },
     columns=_COLUMNS,
+    least=(
+        "allocated_gpu_hours",
+        "saved_gpu_hours",
+        "used_gpus",
+        "utilization_p95_ratio",
+        "memory_p99_gib",
+        "gpus",
+        "mig_profile",
+        "note",
+    ),
     texts=frozenset(
         {
             *("namespace", "workload", "model", "mig_profile"),

@@ -3,12 +3,16 @@
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 
 import duckdb
 import pytest
+from typing_extensions import override
 
 from gpuledger_cli.command import main
+from gpuledger_reports.capacity.registry import REPORTS
+from gpuledger_reports.capacity.report import Report
 from tests.tables import for_each
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -100,6 +104,33 @@ def test_a_table_omits_columns_without_values_and_states_its_time_range(
     shown = capsys.readouterr().out
     assert "Fit: 1 GPU" not in shown
     assert "2026-10-29" in shown
+
+
+class Terminal(io.StringIO):
+    @override
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_names_the_columns_for_which_a_terminal_has_no_room(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    assert main(["capacity", "fleet", "--store", store, "--by", "cluster,model"]) == 0
+    lines = terminal.getvalue().splitlines()
+    assert "Fit: 1 GPU" in lines[1]
+    assert "Allocatable" not in lines[1]
+    assert len(lines[0]) <= 80
+    assert "Columns that do not fit: mean_free, mean_used, mean_allocated, allocatable" in "".join(
+        lines
+    )
+
+
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+def test_a_column_that_a_table_may_omit_has_a_heading(report: Report) -> None:
+    assert all(report.columns[name] for name in report.least)
+    assert len({*report.least}) == len(report.least)
 
 
 def test_the_summary_needs_no_dimensions(store: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from gpuledger_cli.__main__ import main
 from gpuledger_cli.query import print_rows
+from tests.tables import for_each
 from tests.unit.reports.stores import allocated, inventory_row, write_store
 
 COLUMNS = ["namespace", "cost"]
@@ -38,6 +40,50 @@ def test_rows_wider_than_the_terminal_are_expanded_and_others_are_a_table() -> N
     ]
     assert printed(width=120) == printed(width=120, expanded=False) == printed()
     assert "RECORD" not in printed()
+
+
+WIDE = ["pod", "note", "cost", "cpu"]
+WIDE_ROWS = [
+    ["train-0", "its nodes lack memory, so it waits", "2834.5600", "16"],
+    ["train-1", "https://example.test/a-word-of-more-than-16-characters", "1.5", ""],
+]
+
+
+@given(width=st.integers(1, 120))
+def test_a_table_that_is_too_wide_wraps_and_then_omits_columns_but_cuts_no_value(
+    width: int,
+) -> None:
+    out = io.StringIO()
+    omitted = print_rows(
+        out, WIDE, WIDE_ROWS, expanded=None, width=width, wrapped=[1], least=[3, 2]
+    )
+    text = out.getvalue()
+    assert omitted in ([], [3], [3, 2])
+    for row in WIDE_ROWS:
+        for at, cell in enumerate(row):
+            assert at == 1 or cell == "" or (cell in text) == (at not in omitted)
+    assert "RECORD" in text or all(cell_len(line) <= width for line in text.splitlines())
+    notes = text.replace("│", " ").split()
+    assert all(word in notes for word in WIDE_ROWS[0][1].split())
+
+
+@for_each(
+    "width, omitted, form",
+    [
+        (120, [], "table"),
+        (60, [], "table"),
+        (45, [3], "table"),
+        (40, [3, 2], "table"),
+        (20, [], "records"),
+    ],
+)
+def test_a_table_omits_only_the_columns_for_which_there_is_no_room(
+    width: int, omitted: list[int], form: str
+) -> None:
+    out = io.StringIO()
+    given_rows = {"expanded": None, "width": width, "wrapped": [1], "least": [3, 2]}
+    assert print_rows(out, WIDE, WIDE_ROWS, **given_rows) == omitted  # type: ignore[arg-type]
+    assert ("RECORD" in out.getvalue()) == (form == "records")
 
 
 def test_the_option_overrides_the_width() -> None:
