@@ -104,15 +104,16 @@ def test_selected_rows_are_those_of_a_finer_grouping(
         printed, _ = command(reported, report, "--format", "json", *options, capsys=capsys)
         return json.loads(printed)  # type: ignore[no-any-return]
 
-    for name in REPORTS[report].dimensions:
-        finer = rows("--by", f"{REPORTS[report].default_by},{name}")
-        for value in {row[name] for row in finer}:
-            hidden = {name} - {*REPORTS[report].columns, *REPORTS[report].default_by.split(",")}
-            assert rows("--where", f"{name}={value or ''}") == [
-                {key: row[key] for key in row if key not in hidden}
-                for row in finer
-                if row[name] == value
-            ]
+    names = [*REPORTS[report].dimensions]
+    hidden = {*names} - {*REPORTS[report].columns, *REPORTS[report].default_by.split(",")}
+    finer = rows("--by", ",".join(names))
+    values = [finer[-1][name] for name in names]
+    where = ",".join(f"{name}={value or ''}" for name, value in zip(names, values, strict=True))
+    assert rows("--where", where) == [
+        {name: row[name] for name in row if name not in hidden}
+        for row in finer
+        if [row[name] for name in names] == values
+    ]
 
 
 async def test_parquet_has_the_rows_of_csv(reported: AnswerSettings, tmp_path: Path) -> None:
