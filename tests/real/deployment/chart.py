@@ -39,6 +39,7 @@ OPERATORS: Final = (
     "monitoring.coreos.com/v1",
     "keda.sh/v1alpha1",
     "grafana.integreatly.org/v1beta1",
+    "monitoring.kubesphere.io/v1alpha2",
 )
 """The kinds of other projects that a cluster may have."""
 

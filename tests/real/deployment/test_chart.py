@@ -30,6 +30,7 @@ from tests.real.deployment.chart import (
     with_secrets,
 )
 from tests.tables import for_each
+from tests.unit.deployment import dashboard
 from tests.unit.deployment.components import ROOT, VERSION
 from tests.unit.deployment.test_scraping import SCRAPE
 
@@ -216,7 +217,11 @@ def test_objects_of_other_projects_are_left_out_if_the_cluster_lacks_their_kinds
     wanted = {
         "podMonitor": {"enabled": True},
         "autoscaling": {"enabled": True},
-        "dashboards": {"enabled": True, "grafanaOperator": {"enabled": True}},
+        "dashboards": {
+            "enabled": True,
+            "grafanaOperator": {"enabled": True},
+            "kubeSphere": {"enabled": True},
+        },
     }
     versions = [
         {
@@ -276,6 +281,28 @@ def test_the_dashboards_are_the_shipped_files(helm: Helm, tmp_path: Path) -> Non
     assert [(one["name"], one["key"]) for one in references] == [
         (one["metadata"]["name"], name) for one in found for name in one["data"]
     ]
+
+
+def test_kubespheres_dashboard_has_the_shipped_panels_for_all_clusters_nodes_and_namespaces(
+    helm: Helm, tmp_path: Path
+) -> None:
+    values = {"dashboards": {"enabled": True, "kubeSphere": {"enabled": True}}}
+    (made,) = render_chart(values, folder=tmp_path).of_kind("ClusterDashboard")
+    panels = made["spec"]["panels"]
+    queries = [
+        (target["legendFormat"], target["expr"]) for one in panels for target in one["targets"]
+    ]
+
+    assert [one["title"].partition(" (")[0] for one in panels] == [
+        one["title"] for one in dashboard.panels()
+    ]
+    assert queries == [(target.legend, target.query) for target in dashboard.targets()]
+    assert {one["type"] for one in panels} == {"singlestat", "graph", "table"}
+    assert {one["title"] for one in panels if "(" in one["title"]} == {
+        "Power (W)",
+        "Power, by pod (W)",
+        "Hottest (°C)",
+    }
 
 
 def documented() -> list[str]:

@@ -25,6 +25,7 @@ from tests.real.deployment.chart import (
     TRIAL,
     render_chart,
 )
+from tests.real.deployment.installation import eventually
 from tests.real.services.starter import running
 from tests.tables import for_each
 from tests.unit.deployment.components import ROOT
@@ -99,6 +100,29 @@ def test_the_api_server_accepts_every_object_and_pod(
         api.request("DELETE", api.path_of(made))
     assert pods
     assert [error for error in refused if error] == []
+
+
+def test_a_cluster_with_kubesphere_accepts_its_dashboard(
+    api: KubeApi, helm: Helm, tmp_path: Path
+) -> None:
+    definition = yaml.safe_load((ROOT / "tests/data/kubernetes/clusterdashboards.yaml").read_text())
+    assert create(api, definition) == ""
+    page = (ROOT / "docs" / "guides" / "dashboards.md").read_text()
+    (command,) = re.findall(r"^ *helm upgrade (.*kubeSphere.*)$", page, re.MULTILINE)
+    (options,) = re.findall(r"--set (\S+)", command)
+    where = ["--namespace=gpuledger-agent", f"--kubeconfig={api.kubeconfig}"]
+    stored = "/apis/monitoring.kubesphere.io/v1alpha2/clusterdashboards"
+    eventually(lambda: api.request("GET", stored)[0] == 200)
+    helm("install", "gpuledger", CHART, f"--set={options}", *where)
+    _, found = api.request("GET", stored)
+    (made,) = found["items"]
+    helm("uninstall", "gpuledger", *where)
+
+    # A field that the definition lacks would not be stored.
+    (rendered,) = render_chart(
+        {"dashboards": {"enabled": True, "kubeSphere": {"enabled": True}}}, folder=tmp_path
+    ).of_kind("ClusterDashboard")
+    assert made["spec"] == rendered["spec"]
 
 
 def test_only_the_agent_needs_more_than_restricted(
