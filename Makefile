@@ -40,7 +40,7 @@ test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Download and build
 test-extended: $(VENV)/.dev test-tools ## Run the tests that `make test` skips, more examples of the property tests, and make chaos (1 h; the first time, 1 h more to build KEDA)
 	@$(BIN)/python -m tests.tools otel-collector munged slurmctld slurmd sbatch sinfo \
 		containerd ctr runc busybox node-kubelet kube-scheduler device-plugin dra-driver \
-		kube-controller-manager prometheus-adapter keda-operator keda-adapter
+		kube-controller-manager prometheus-operator prometheus-adapter keda-operator keda-adapter
 	@$(BIN)/python -m pytest $(SPREAD) --extended $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS=
 

@@ -353,6 +353,11 @@ def autoscaling_programs() -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def monitoring_programs() -> dict[str, Path]:
+    return {name: _found(name) for name in catalogue.MONITORING_PROGRAMS}
+
+
+@pytest.fixture(scope="session")
 def kcat() -> Kcat:
     return Kcat(binary=_found("kcat"))
 

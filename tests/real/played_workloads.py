@@ -7,11 +7,11 @@ answers Prometheus with the series of running pods, among which it divides each 
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
+from tests.real.services.page import serving
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -40,16 +40,13 @@ class PlayedWorkloads:
     def __post_init__(self) -> None:
         self._running: list[dict[str, Any]] = []
         self._end = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._threads = [
-            threading.Thread(target=self._play, daemon=True),
-            threading.Thread(target=self._server.serve_forever, daemon=True),
-        ]
+        self._page = ExitStack()
+        self._thread = threading.Thread(target=self._play, daemon=True)
 
     def __enter__(self) -> Self:
         self.kube.create_namespace(NAMESPACE)
-        for thread in self._threads:
-            thread.start()
+        self._address = self._page.enter_context(serving(self.series))
+        self._thread.start()
         return self
 
     def __exit__(
@@ -59,18 +56,15 @@ class PlayedWorkloads:
         trace: TracebackType | None,
     ) -> None:
         self._end.set()
-        self._server.shutdown()
-        self._server.server_close()
-        for thread in self._threads:
-            thread.join()
+        self._page.close()
+        self._thread.join()
 
     @property
     def scrape_config(self) -> str:
         """A Prometheus configuration that scrapes the series each second."""
-        port = self._server.server_address[1]
         return (
             "global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: played\n"
-            f'    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]\n'
+            f'    static_configs: [{{targets: ["{self._address}"]}}]\n'
         )
 
     def deploy(self, name: str, *, replicas: int, load: float) -> None:
@@ -156,20 +150,3 @@ class PlayedWorkloads:
                 f'gpuledger_pod_info{{{labels},owner_kind="Deployment",owner_name="{owner}"}} 1',
             ]
         return "\n".join(lines) + "\n"
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        played = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = played.series().encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.end_headers()
-                self.wfile.write(body)
-
-            @override
-            def log_message(self, *_: object) -> None:
-                """Keep the output of the tests clean."""
-
-        return Handler

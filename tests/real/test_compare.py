@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
-from typing_extensions import override
 
 from gpuledger_cli.__main__ import main
 from tests.real.services import web
+from tests.real.services.page import serving
 from tests.real.test_dcgm_exporter import CHART_ARGS, Exporter, start
 
 if TYPE_CHECKING:
@@ -50,31 +49,13 @@ def as_dcgm_exporter(page: str) -> str:
 @pytest.fixture
 def dcgm_exporter(agent: Exporter) -> Iterator[Callable[[Callable[[str], str]], str]]:
     """Return a function that starts a server with a rewritten page, and returns its address."""
-    servers = []
+    with ExitStack() as servers:
 
-    def serve(rewrite: Callable[[str], str]) -> str:
-        class Page(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = rewrite(web.fetch(f"{agent.url}/metrics").body.decode()).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        def serve(rewrite: Callable[[str], str]) -> str:
+            page = serving(lambda: rewrite(web.fetch(f"{agent.url}/metrics").body.decode()))
+            return f"http://{servers.enter_context(page)}"
 
-            @override
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield serve
 
 
 def test_the_agent_compared_with_itself_has_no_difference(

@@ -46,6 +46,7 @@ PROMETHEUS_TAGS = "netgo,remove_all_sd"
 OTEL_COLLECTOR_VERSION = "0.165.0"
 KEDA_VERSION = "2.21.0"
 PROMETHEUS_ADAPTER_VERSION = "0.12.0"
+PROMETHEUS_OPERATOR_VERSION = "0.85.0"
 
 
 class Tool(Protocol):
@@ -206,6 +207,13 @@ EXTENDED_TOOLS: tuple[Tool, ...] = (
         module="prometheus_adapter",
         package="sigs.k8s.io/prometheus-adapter/cmd/adapter",
     ),
+    GoTool(
+        name="prometheus-operator",
+        version=PROMETHEUS_OPERATOR_VERSION,
+        module="prometheus_operator",
+        package="github.com/prometheus-operator/prometheus-operator/cmd/operator",
+        files="example/prometheus-operator-crd",
+    ),
     # The SDKs of all clouds took 24 minutes to build on two idle cores, and 57 on busy ones.
     GoTool(
         name="keda-operator",
@@ -239,6 +247,12 @@ AUTOSCALING_PROGRAMS = (
     "prometheus-adapter",
     "keda-operator",
     "keda-adapter",
+)
+MONITORING_PROGRAMS = (
+    "kube-controller-manager",
+    "kube-scheduler",
+    "prometheus",
+    "prometheus-operator",
 )
 SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 

@@ -19,12 +19,16 @@ from tests.real.services.ports import free_ports
 from tests.real.services.process import Part, Process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tests.real.services.kubernetes import KubeApi
 
 NAMESPACE = "keda"
-_CONTROLLERS = "deployment-controller,replicaset-controller,horizontal-pod-autoscaler-controller"
+_SCALING = (
+    "deployment-controller",
+    "replicaset-controller",
+    "horizontal-pod-autoscaler-controller",
+)
 # Without these, the controllers wait for minutes before they trust a new pod or scale down.
 _QUICK_AUTOSCALING = (
     "--horizontal-pod-autoscaler-sync-period=2s",
@@ -49,7 +53,22 @@ def aggregation_arguments(folder: Path) -> list[str]:
     ]
 
 
-class _ClusterPart(Part):
+def apply_definitions(kube: KubeApi, files: Iterable[Path]) -> None:
+    """Apply files of one definition each, named `<group>_<plural>.yaml`."""
+    for file in sorted(files):
+        group, _, plural = file.stem.partition("_")
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        answer = kube.fetch(
+            "PATCH",
+            f"{path}/{plural}.{group}?fieldManager=tests&force=true",
+            file.read_bytes(),
+            content_type="application/apply-patch+yaml",
+        )
+        if answer.status >= 400:
+            raise KubeApiError(f"{file.name}: {answer.status} {answer.body!r}")
+
+
+class ClusterPart(Part):
     """A process that works on an API server, and is ready when its port answers."""
 
     def __init__(self, *, binary: Path, folder: Path, kube: KubeApi) -> None:
@@ -77,10 +96,16 @@ class _ClusterPart(Part):
         return {"KUBECONFIG": str(self.kube.kubeconfig)}
 
 
-class ControllerManager(_ClusterPart):
-    """The controllers of Deployments, ReplicaSets and HorizontalPodAutoscalers."""
+class ControllerManager(ClusterPart):
+    """Some of Kubernetes' controllers; by default those that scale Deployments."""
 
     name = "kube-controller-manager"
+
+    def __init__(
+        self, *, binary: Path, folder: Path, kube: KubeApi, controllers: Sequence[str] = _SCALING
+    ) -> None:
+        super().__init__(binary=binary, folder=folder, kube=kube)
+        self._controllers = controllers
 
     @override
     def argv(self) -> list[str | Path]:
@@ -93,12 +118,12 @@ class ControllerManager(_ClusterPart):
             "--bind-address=127.0.0.1",
             f"--secure-port={self.port}",
             "--leader-elect=false",
-            f"--controllers={_CONTROLLERS}",
+            f"--controllers={','.join(self._controllers)}",
             *_QUICK_AUTOSCALING,
         ]
 
 
-class KedaOperator(_ClusterPart):
+class KedaOperator(ClusterPart):
     """KEDA's operator, which activates workloads and answers the adapter's queries."""
 
     name = "keda-operator"
@@ -116,17 +141,7 @@ class KedaOperator(_ClusterPart):
     @override
     def start(self) -> None:
         self.kube.create_namespace(NAMESPACE)
-        for file in sorted((self.binary.parent / "bases").glob("*.yaml")):
-            group, _, plural = file.stem.partition("_")
-            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-            answer = self.kube.fetch(
-                "PATCH",
-                f"{path}/{plural}.{group}?fieldManager=tests&force=true",
-                file.read_bytes(),
-                content_type="application/apply-patch+yaml",
-            )
-            if answer.status >= 400:
-                raise KubeApiError(f"{file.name}: {answer.status} {answer.body!r}")
+        apply_definitions(self.kube, (self.binary.parent / "bases").glob("*.yaml"))
         super().start()
 
     @override
@@ -154,7 +169,7 @@ class KedaOperator(_ClusterPart):
         ]
 
 
-class _MetricsAdapter(_ClusterPart):
+class _MetricsAdapter(ClusterPart):
     """A server of one of Kubernetes' APIs of metrics."""
 
     group: str

@@ -1,0 +1,178 @@
+"""Nodes with GPUs on a real control plane; a thread plays their kubelets.
+
+It runs the agents' containers as processes, as their pods on the API server say, and answers that
+all other pods run. Scheduler and controllers are real.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.real.deployment.rendering import Rendering
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from tests.real.deployment.installation import Installation
+    from tests.real.end_to_end.components import Component
+
+GPUS: Final = "nvidia.com/gpu"
+NODE_LABELS: Final = {"nvidia.com/gpu.present": "true"}
+_PERIOD_SECONDS: Final = 0.2
+_PATCH: Final = "application/merge-patch+json"
+_OBJECTS: Final = {
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Secret": ("/api/v1", "secrets"),
+    "DaemonSet": ("/apis/apps/v1", "daemonsets"),
+}
+
+
+@dataclass
+class PlayedNodes:
+    """Nodes whose pods run, the agents as processes."""
+
+    installation: Installation
+    overridden: Mapping[str, str]
+    """Variables of agents that differ from the rendered ones, because there is no GPU here."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """The addresses on which processes listen, by the addresses of their pods."""
+    agents: dict[str, Component] = field(default_factory=dict)
+    """The agents that run, by the names of their pods."""
+
+    def __post_init__(self) -> None:
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._play, daemon=True)
+        self._errors: list[BaseException] = []
+        self._pods = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        for agent in self.agents.values():
+            agent.kill()
+        if self._errors:
+            raise self._errors[0]
+
+    def add(self, *names: str, gpus: int, labels: Mapping[str, str]) -> None:
+        """Create ready nodes with GPUs."""
+        for name in names:
+            resources = {"cpu": "64", "memory": "512Gi", "pods": "110", GPUS: str(gpus)}
+            metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}}
+            self._request("POST", "/api/v1/nodes", {"metadata": metadata})
+            status = {
+                "capacity": resources,
+                "allocatable": resources,
+                "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            }
+            self._patch(f"/api/v1/nodes/{name}/status", {"status": status})
+            # The API server taints a new node, and a controller removes the taint later.
+            self._patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+
+    def label(self, node: str, labels: Mapping[str, str]) -> None:
+        """Change labels of a node."""
+        self._patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": dict(labels)}})
+
+    def pods(self, namespace: str = "") -> list[dict[str, Any]]:
+        """Return the pods that run, of one namespace or of all."""
+        where = f"/namespaces/{namespace}" if namespace else ""
+        found = self._request("GET", f"/api/v1{where}/pods")["items"]
+        return [
+            pod for pod in found if pod["status"].get("phase") == "Running" and not _is_deleted(pod)
+        ]
+
+    def _play(self) -> None:
+        try:
+            while not self._end.wait(_PERIOD_SECONDS):
+                for pod in self._request("GET", "/api/v1/pods")["items"]:
+                    self._play_pod(pod)
+        except BaseException as error:  # noqa: BLE001  # raised again when the block ends
+            self._errors.append(error)
+
+    def _play_pod(self, pod: dict[str, Any]) -> None:
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        if _is_deleted(pod):
+            if agent := self.agents.pop(metadata["name"], None):
+                agent.stop()
+            self.installation.api.request("DELETE", path, {"gracePeriodSeconds": 0})
+        elif "nodeName" in pod["spec"] and pod["status"].get("phase") != "Running":
+            self._pods += 1
+            address = f"10.0.1.{self._pods}"
+            if metadata.get("labels", {}).get("app.kubernetes.io/component") == "agent":
+                agent = self._start(pod)
+                self.agents[metadata["name"]] = agent
+                self.addresses[address] = agent.health.removeprefix("http://")
+            now = metadata["creationTimestamp"]
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+            status = {
+                "phase": "Running",
+                "podIP": address,
+                "podIPs": [{"ip": address}],
+                "conditions": [ready],
+                "startTime": now,
+            }
+            self.installation.api.request(
+                "PATCH", f"{path}/status", {"status": status}, content_type=_PATCH
+            )
+
+    def _start(self, pod: Mapping[str, Any]) -> Component:
+        """Start the container of an agent's pod, with the files of its namespace."""
+        namespace, node = pod["metadata"]["namespace"], pod["spec"]["nodeName"]
+        (owner,) = pod["metadata"]["ownerReferences"]
+        here = replace(
+            self.installation,
+            folder=self.installation.folder / pod["metadata"]["name"],
+            overridden={**self.overridden, "NODE_NAME": node},
+        )
+        return here.start(self._objects(namespace).workload(owner["name"]))
+
+    def _objects(self, namespace: str) -> Rendering:
+        """Return the objects of a namespace from the API server that a container reads."""
+        objects = []
+        for kind, (group, plural) in _OBJECTS.items():
+            found = self._request("GET", f"{group}/namespaces/{namespace}/{plural}")["items"]
+            objects += [{**one, "kind": kind} for one in found]
+        return Rendering(objects=objects)
+
+    def _patch(self, path: str, body: object) -> None:
+        status, found = self.installation.api.request("PATCH", path, body, content_type=_PATCH)
+        assert status == 200, found
+
+    def _request(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - any kind of object
+        status, found = self.installation.api.request(method, path, body)
+        assert status in {200, 201}, found
+        return found
+
+
+def _is_deleted(pod: Mapping[str, Any]) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def pods_of(names: Sequence[str], *, namespace: str, node: str, gpus: int) -> list[dict[str, Any]]:
+    """Return pods that request GPUs of a node."""
+    limits = {GPUS: str(gpus)}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {
+                "nodeSelector": {"kubernetes.io/hostname": node},
+                "containers": [{"name": "main", "image": "cuda", "resources": {"limits": limits}}],
+            },
+        }
+        for name in names
+    ]
