@@ -111,7 +111,8 @@ def bill_table(
     if gone:
         caption += f"\nnot shown, terminal too narrow: {', '.join(gone)}; see --format csv"
     table = Table(
-        title=f"{begin} to {end}, {state_of(bill)}, in {bill.currency}, by {bill.policy.name}",
+        title=f"{begin} to {end}, {state_of(bill)}, in {bill.currency},"
+        f" priced by {bill.policy.name}",
         title_justify="left",
         caption=caption,
         caption_justify="left",

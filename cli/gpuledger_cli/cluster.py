@@ -99,11 +99,12 @@ def retire(
         str | None, Parameter(help="Decommissioned node; by default the whole cluster.")
     ] = None,
     since: Annotated[
-        str | None, time_option("When it was removed; its GPUs cost until then, by default now")
+        str | None,
+        time_option("When it was removed; its GPUs are charged until then, by default now"),
     ] = None,
     kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
-    """Retire a decommissioned cluster or node, so that its GPUs stop costing.
+    """Retire a decommissioned cluster or node, so that its GPUs are no longer charged.
 
     Ends its inventories, podwatch's watermarks and the waiting of its pods.
     """
@@ -119,8 +120,8 @@ def retire(
     what = f"cluster {cluster}" if node is None else f"node {node} of cluster {cluster}"
     waits = f"; ended the wait of {counted(done.pending_pods, 'pod')}" if done.pending_pods else ""
     sys.stdout.write(
-        f"{what}: retired {counted(done.gpu_count, 'GPU')} of {counted(done.nodes, 'node')}, which"
-        f" cost until {write_moment(since_ns // NS_PER_MS)}; removed"
+        f"{what}: retired {counted(done.gpu_count, 'GPU')} of {counted(done.nodes, 'node')},"
+        f" charged until {write_moment(since_ns // NS_PER_MS)}; removed"
         f" {counted(done.watermarks, 'watermark')} of podwatch"
         f"{waits}\n"
     )

@@ -135,9 +135,8 @@ class DoctorOptions(KafkaOptions):
     config: Annotated[
         Path | None,
         Parameter(
-            help="Settings file (YAML) of a component. doctor reads its section kafka; with"
-            " --receiver also the section of the receiver, and with --node all settings of the"
-            " agent."
+            help="Settings file (YAML) of a component. doctor reads section kafka; with --receiver"
+            " also the receiver's section; with --node all settings."
         ),
     ] = None
 

@@ -241,7 +241,7 @@ def by_team(query: str) -> str:
     return asked.replace('owner_name!=""', 'label_team!=""')
 
 
-BY_WORKLOAD: Final = recipe("Used GPU-hours of a day by\nworkload")
+BY_WORKLOAD: Final = recipe("Used GPU-hours of a day by workload")
 HOURS: Final = {
     "used, by namespace": (
         recipe("Used GPU-hours of a day by namespace"),
