@@ -98,7 +98,7 @@ _COMMANDS: Final = {
     ),
     "load": (
         "known_load.load_command:app",
-        "Put a known load on a GPU, and print what a monitor must have shown.",
+        "Put a known load on a GPU, and print the values that a monitor should show.",
     ),
     "config": ("elsewhere:run", "Explain the settings of a component."),
     "completion": ("completion:app", "Print the completion script of a shell."),

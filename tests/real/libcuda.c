@@ -21,7 +21,12 @@ int cuInit(unsigned flags) { return flags; }
 int cuDeviceGet(int *device, int index) { *device = index + 7; return index == 0 ? 0 : 101; }
 int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device, 16); return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &spin_ns; return device != 7; }
-int cuCtxSetCurrent(void *context) { return context != &spin_ns; }
+int cuCtxSetCurrent(void *context)
+{
+	if (getenv("LIBCUDA_CRASH"))
+		abort();
+	return context != &spin_ns;
+}
 int cuModuleLoadData(void **module, const char *ptx)
 {
 	*module = &spin_ns;

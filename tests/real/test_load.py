@@ -186,6 +186,13 @@ def test_an_error_of_the_library_is_printed(
     assert re.fullmatch(rf"gpuledger: cannot load the GPU: {words}.*\n", errors)
 
 
+def test_a_crash_of_the_library_is_an_error(load: Start, library: dict[str, str]) -> None:
+    loading = load("--processes=2", **library, LIBCUDA_CRASH="1")
+    _, errors = loading.communicate(timeout=DEADLINE_SECONDS)
+    assert loading.returncode == 2
+    assert re.search("a process ended with exit code -6; .*use --simulated", errors)
+
+
 def test_a_machine_without_the_library_is_named(load: Start) -> None:
     loading = load()
     _, errors = loading.communicate(timeout=DEADLINE_SECONDS)

@@ -11,7 +11,8 @@ import signal
 import time
 import uuid
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, NamedTuple
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UserError
@@ -56,9 +57,9 @@ class Cuda:
 
     def uuid(self) -> str:
         """Return the UUID of the GPU in NVML's form."""
-        found = (ctypes.c_ubyte * 16)()
-        self._call("cuDeviceGetUuid", found, self._device)
-        return f"GPU-{uuid.UUID(bytes=bytes(found))}"
+        identity = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid", identity, self._device)
+        return f"GPU-{uuid.UUID(bytes=bytes(identity))}"
 
     def hold(self, size_bytes: int) -> None:
         """Allocate device memory until the process ends."""
@@ -83,77 +84,110 @@ class Cuda:
             raise OSError(f"{name} returned {code}")
 
 
+class Ready(NamedTuple):
+    """A process has its memory, and waits for the start."""
+
+    gpu_uuid: str
+
+
+class Done(NamedTuple):
+    """A process has ended its load."""
+
+    busy_ns: int
+    end_ns: int
+
+
+class Failed(NamedTuple):
+    """A process cannot load the GPU."""
+
+    problem: str
+
+
+class _Child(NamedTuple):
+    """A process of the load, and this process's end of its pipe."""
+
+    process: BaseProcess
+    pipe: "Connection[Any, Any]"
+
+    def receive(self) -> Any:  # noqa: ANN401  # as `_work` sends it
+        """Return the next message; raises UserError if the process failed."""
+        try:
+            message = self.pipe.recv()
+        except (EOFError, OSError) as error:
+            self.process.join()
+            if self.process.exitcode == -signal.SIGTERM:
+                raise KeyboardInterrupt from error  # the signal came before its handler was set
+            message = Failed(f"a process ended with exit code {self.process.exitcode}")
+        if isinstance(message, Failed):
+            raise UserError(
+                f"cannot load the GPU: {message.problem}; check the driver, --gpu and --memory-mib,"
+                " or use --simulated"
+            )
+        return message
+
+
 def load_gpu(request: LoadRequest) -> LoadResult:
     """Load the GPU until the end, SIGTERM or Ctrl-C; raises UserError if CUDA cannot be used."""
-    # The index is then the same as in NVML.
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     # Children inherit this, so that Ctrl-C reaches only this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    context = multiprocessing.get_context("spawn")
-    pairs = [context.Pipe() for _ in range(request.processes)]
-    children = [
-        context.Process(target=_work, args=(theirs, request, place), daemon=True)
-        for place, (_, theirs) in enumerate(pairs)
-    ]
-    for child in children:
-        child.start()
+    children = _start(request)
 
     def stop(*_: object) -> None:
         for child in children:
-            child.terminate()
+            child.process.terminate()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    for _, theirs in pairs:
-        theirs.close()
     try:
-        uuids = [_receive(ours) for ours, _ in pairs]
+        ready: list[Ready] = [child.receive() for child in children]
         start_ns = time.monotonic_ns() + _LEAD_NS
-        for ours, _ in pairs:
-            ours.send(start_ns)
-        done = [_receive(ours) for ours, _ in pairs]
+        for child in children:
+            child.pipe.send(start_ns)
+        done: list[Done] = [child.receive() for child in children]
     finally:
         stop()
         for child in children:
-            child.join()
-    end_ns = max(ended_ns for _, ended_ns in done)
-    boot_ns = time.time_ns() - time.monotonic_ns()
-    pids = [child.pid or 0 for child in children]
-    ratios = [busy_ns / (end_ns - start_ns) for busy_ns, _ in done]
+            child.process.join()
+    end_ns = max(each.end_ns for each in done)
+    wall_offset_ns = time.time_ns() - time.monotonic_ns()
     return LoadResult(
-        gpu_uuid=uuids[0],
-        start_ns=boot_ns + start_ns,
-        end_ns=boot_ns + end_ns,
-        busy_ratios=dict(zip(pids, ratios, strict=True)),
+        gpu_uuid=ready[0].gpu_uuid,
+        start_ns=wall_offset_ns + start_ns,
+        end_ns=wall_offset_ns + end_ns,
+        busy_ratios={
+            child.process.pid or 0: each.busy_ns / (end_ns - start_ns)
+            for child, each in zip(children, done, strict=True)
+        },
     )
 
 
-def _receive(child: "Connection[Any, Any]") -> Any:  # noqa: ANN401  # as `_work` sends it
-    try:
-        received = child.recv()
-    except (EOFError, OSError) as error:
-        raise KeyboardInterrupt from error  # a signal ended the process before it began
-    if isinstance(received, str) and not received.startswith("GPU-"):
-        raise UserError(
-            f"cannot load the GPU: {received}; check the driver, --gpu and --memory-mib, or use"
-            " --simulated"
-        )
-    return received
+def _start(request: LoadRequest) -> list[_Child]:
+    # The index of the GPU is then the same as in NVML.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    context = multiprocessing.get_context("spawn")
+    children = []
+    for place in range(request.processes):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, request, place), daemon=True)
+        process.start()
+        theirs.close()
+        children.append(_Child(process, ours))
+    return children
 
 
 def _work(parent: "Connection[Any, Any]", request: LoadRequest, place: int) -> None:
-    """Send the GPU's UUID, receive the start, and send busy time and end; or send an error."""
+    """Send `Ready`, receive the start, and send `Done`; or send `Failed`."""
     try:
         cuda = Cuda(request.gpu)
         cuda.hold(request.process_bytes)
-        parent.send(cuda.uuid())
+        parent.send(Ready(cuda.uuid()))
         parent.send(_run(cuda, parent.recv(), request, place))
     except (OSError, AttributeError) as error:
-        parent.send(str(error))
+        parent.send(Failed(str(error)))
 
 
-def _run(cuda: Cuda, start_ns: int, request: LoadRequest, place: int) -> tuple[int, int]:
-    """Run kernels until the end, SIGTERM or the parent's end; return busy time and end."""
+def _run(cuda: Cuda, start_ns: int, request: LoadRequest, place: int) -> Done:
+    """Run kernels until the end, SIGTERM or the parent's end."""
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     parent_pid = os.getppid()
@@ -169,7 +203,7 @@ def _run(cuda: Cuda, start_ns: int, request: LoadRequest, place: int) -> tuple[i
         busy_ns += time.monotonic_ns() - began_ns
         # After a delay, periods are left out: kernels without pauses would be another load.
         next_ns = max(next_ns + _PERIOD_NS, time.monotonic_ns() - _PERIOD_NS)
-    return busy_ns, time.monotonic_ns()
+    return Done(busy_ns, time.monotonic_ns())
 
 
 def _sleep_until(time_ns: int) -> None:

@@ -63,7 +63,7 @@ def load(
     scenario: Annotated[Path, Parameter(help="Scenario file that --simulated writes.")] = _SCENARIO,
     format: Annotated[Format, Parameter(help="Format of the result.")] = "text",  # noqa: A002  # the option's name
 ) -> None:
-    """Put a known load on a GPU, and print what a monitor must have shown."""
+    """Put a known load on a GPU, and print the values that a monitor should show."""
     for option, value, minimum, maximum in (
         ("--utilization", utilization, 1, 100),
         ("--memory-mib", memory_mib, 1, 1 << 20),
@@ -84,14 +84,14 @@ def load(
         return
     start, end = (write_moment(one // NS_PER_MS) for one in (result.start_ns, result.end_ns))
     sys.stdout.write(
-        f"A monitor must have shown, from {start} to {end}:\n"
+        f"A monitor should show, from {start} to {end}:\n"
         f"  {result.gpu_uuid}: busy {sum(result.busy_ratios.values()):.1%}, memory"
         f" {memory_mib * processes} MiB\n"
     )
     for pid, ratio in result.busy_ratios.items():
         sys.stdout.write(f"  process {pid}: busy {ratio:.1%}, memory {memory_mib} MiB\n")
     if not simulated:
-        sys.stdout.write("Each process also has a CUDA context, of some hundred MiB.\n")
+        sys.stdout.write("Each process also has a CUDA context, of a few hundred MiB.\n")
 
 
 def _simulate(request: LoadRequest, file: Path) -> LoadResult:

@@ -22,7 +22,7 @@ class LoadRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """The use that a monitor must have shown."""
+    """The use that a monitor should show."""
 
     gpu_uuid: str
     """UUID of the GPU."""

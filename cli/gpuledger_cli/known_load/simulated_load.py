@@ -22,16 +22,23 @@ class SimulatedLoad:
     def __init__(self, request: LoadRequest, *, epoch_ns: int) -> None:
         self.epoch_ns = epoch_ns
         self.content = _scenario(request, busy_ratio=request.busy_ratio)
-        # Processes wait for each other, so each must want more than its share.
+        if request.processes > 1:
+            self._share(request)
+
+    def _share(self, request: LoadRequest) -> None:
+        """Bisect the ratio that each process requests, until the total is the requested ratio.
+
+        Processes wait for each other, so each must request more than its share.
+        """
         minimum, maximum = request.busy_ratio / request.processes, 1.0
-        for _ in range(_TRIALS if request.processes > 1 else 0):
-            wanted = (minimum + maximum) / 2
-            self.content = _scenario(request, busy_ratio=wanted)
-            found = self.result(min(_TRIAL_SECONDS, request.seconds)).busy_ratios
-            if sum(found.values()) < request.busy_ratio:
-                minimum = wanted
+        for _ in range(_TRIALS):
+            trial = (minimum + maximum) / 2
+            self.content = _scenario(request, busy_ratio=trial)
+            ratios = self.result(min(_TRIAL_SECONDS, request.seconds)).busy_ratios
+            if sum(ratios.values()) < request.busy_ratio:
+                minimum = trial
             else:
-                maximum = wanted
+                maximum = trial
 
     def result(self, seconds: float) -> LoadResult:
         """Return the true use from the start until `seconds` later."""
