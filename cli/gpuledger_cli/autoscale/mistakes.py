@@ -140,11 +140,12 @@ def several_series(autoscaler: Autoscaler) -> Iterator[Field]:
     for signal, query in _triggers(autoscaler):
         labels = {_label(name) for name in query.outer.by} if query.outer else set()
         # Only a bare selector certainly keeps the labels of its series.
+        main = query.main
         is_bare = (
-            not query.functions
-            and len(query.series) == 1
-            and not query.series[0].startswith("workload:")
-            and not {"pod", "gpu_uuid", "uuid"} & _selected(query)
+            not main.functions
+            and len(main.series) == 1
+            and not main.series[0].startswith("workload:")
+            and not {"pod", "gpu_uuid", "uuid"} & _selected(main)
         )
         if labels & _OF_ONE_POD or is_bare:
             yield signal.query_field
@@ -185,6 +186,7 @@ def device_series_on_shared_gpu(autoscaler: Autoscaler) -> Iterator[Field]:
 
 def _in_units(signal: Signal, query: Query) -> tuple[float, float] | None:
     """Return the highest value of one GPU, and the threshold; None if one is unknown."""
+    query = query.main
     names = [name for name in query.series if not name.endswith("_info")]
     units = {
         1 if _RATIO.fullmatch(one) else 100 if _PER_CENT.fullmatch(one) else 0 for one in names

@@ -25,6 +25,7 @@ _AGGREGATIONS: Final = frozenset(
 _LABEL_LISTS: Final = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 _WORDS: Final = _LABEL_LISTS | {"and", "or", "unless", "offset", "bool", "atan2", "inf", "nan"}
 _ANYTHING: Final = frozenset({"", ".*", ".+"})
+_ALTERNATIVES: Final = (["0", "*"], ["vector", "("])
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -70,6 +71,15 @@ class Query:
         return tuple(_tokens(self.text))
 
     @cached_property
+    def main(self) -> "Query":
+        """The query without its alternative for an empty result: `or 0 * …` or `or vector(…)`."""
+        for index, token in enumerate(self.tokens):
+            following = [other.text for other in self.tokens[index + 1 : index + 3]]
+            if token.text == "or" and not token.depth and following in _ALTERNATIVES:
+                return Query(" ".join(before.text for before in self.tokens[:index]))
+        return self
+
+    @cached_property
     def matchers(self) -> tuple[Matcher, ...]:
         """The matchers of all its series."""
         triples = zip(self.tokens, self.tokens[1:], self.tokens[2:], strict=False)
@@ -100,7 +110,7 @@ class Query:
     @cached_property
     def outer(self) -> Aggregation | None:
         """The aggregation around the whole query, apart from constant factors; None if unknown."""
-        return _aggregation(_bare(self.tokens))
+        return _aggregation(_bare(self.main.tokens))
 
     @cached_property
     def factor(self) -> float | None:
@@ -109,23 +119,28 @@ class Query:
         for index, token in enumerate(self.tokens):
             if token.kind != "sign" or token.text not in "+-*/%^":
                 continue
-            before, after = self.tokens[index - 1], self.tokens[min(index + 1, self._last)]
-            if token.text in "*/" and (number := _number(after)):
-                factor = factor * number if token.text == "*" else factor / number
-            elif token.text == "*" and (number := _number(before)):
-                factor *= number
-            elif token.text != "*" or not self._joins_info(after):
+            if constant := self._constant_beside(index):
+                factor *= constant
+            elif not self._is_info_join(index):
                 return None
         return factor
 
-    @property
-    def _last(self) -> int:
-        return len(self.tokens) - 1
+    def _after(self, index: int) -> Token:
+        return self.tokens[min(index + 1, len(self.tokens) - 1)]
 
-    def _joins_info(self, after: Token) -> bool:
-        """Return whether an operator joins an info series, whose value is 1."""
-        return after.text in {"on", "ignoring"} and any(
-            name.endswith("_info") for name in self.series
+    def _constant_beside(self, index: int) -> float:
+        """Return the factor of an operator with a constant; 0 if it is another operator."""
+        operator, after = self.tokens[index].text, _number(self._after(index))
+        if operator == "*":
+            return after or _number(self.tokens[index - 1])
+        return 1 / after if operator == "/" and after else 0
+
+    def _is_info_join(self, index: int) -> bool:
+        """Return whether an operator multiplies by an info series, whose value is 1."""
+        return (
+            self.tokens[index].text == "*"
+            and self._after(index).text in {"on", "ignoring"}
+            and any(name.endswith("_info") for name in self.series)
         )
 
 

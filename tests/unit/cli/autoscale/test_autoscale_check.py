@@ -178,6 +178,11 @@ CASES: Final = (
         ("--shared-gpus",),
     ),
     Case("per cent of a ratio", keda(trigger(threshold="70")), {"percent-of-ratio": "threshold"}),
+    Case(
+        "per cent of a ratio that is 0 without pods",
+        keda(trigger(f"{SUM} or 0 * count(gpuledger_gpu_up)", threshold="70")),
+        {"percent-of-ratio": "threshold"},
+    ),
     Case("per cent of a ratio times 100", keda(trigger(f"{SUM} * 100", threshold="70"))),
     Case(
         "per cent of DCGM divided by 100",

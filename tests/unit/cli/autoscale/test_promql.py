@@ -17,6 +17,7 @@ SAME: Final = (
     "1 * ({})",
     "({}) / 1",
     "({}) or vector(0)",
+    "{} or 0 * count(d)",
 )
 
 
