@@ -685,6 +685,19 @@ def test_the_pods_of_a_pair_are_spread_and_stopped_one_by_one(
     assert [each.name for each in _selected(installation, budget["selector"])] == [name]
 
 
+def test_only_components_with_several_replicas_have_a_disruption_budget(
+    installation: Rendering,
+) -> None:
+    several = {
+        made["metadata"]["name"]
+        for made in installation.of_kind("Deployment")
+        if made["spec"]["replicas"] > 1
+    }
+    budgets = installation.of_kind("PodDisruptionBudget")
+
+    assert {made["metadata"]["name"] for made in budgets} == several
+
+
 def test_a_selector_matches_only_its_own_pods(installation: Rendering) -> None:
     for workload in installation.services():
         found = _selected(installation, workload.manifest["spec"]["selector"])
