@@ -140,7 +140,7 @@ def _row(
 def _compare_values(
     key: SeriesKey, theirs: Sequence[ShownSeries], ours: Sequence[ShownSeries]
 ) -> Row:
-    their_values, our_values = ([one.value for one in side] for side in (theirs, ours))
+    their_values, our_values = ([shown.value for shown in side] for side in (theirs, ours))
     is_same = are_close(their_values, our_values)
     has_changed = len({*their_values}) > 1 or len({*our_values}) > 1
     return _row(
@@ -185,6 +185,6 @@ def _label(name: str, labels: Mapping[str, str]) -> str:
 
 def _range(seen: Sequence[ShownSeries]) -> str:
     """Return the smallest and the largest value as text."""
-    values = [one.value for one in seen]
+    values = [shown.value for shown in seen]
     lowest, highest = f"{min(values):.7g}", f"{max(values):.7g}"
     return lowest if lowest == highest else f"{lowest} to {highest}"

@@ -96,4 +96,4 @@ def _read(sample: Sample) -> tuple[SeriesKey, ShownSeries]:
 @cache
 def old_names() -> Mapping[str, str]:
     """Return the names before DCGM 4.6 of the supported fields, by all their names."""
-    return {name: each.old for each in all_fields() for name in (each.old, each.new)}
+    return {name: field.old for field in all_fields() for name in (field.old, field.new)}

@@ -53,8 +53,8 @@ async def check_components(http: HttpClient, urls: Sequence[str]) -> list[Verdic
                 "Add the address of each component, such as http://HOST:9822.",
             )
         ]
-    found = await asyncio.gather(*(_check_component(http, url) for url in urls))
-    return [verdict for verdicts in found for verdict in verdicts]
+    results = await asyncio.gather(*(_check_component(http, url) for url in urls))
+    return [verdict for verdicts in results for verdict in verdicts]
 
 
 async def _check_component(http: HttpClient, url: str) -> list[Verdict]:

@@ -76,9 +76,9 @@ async def run_checks(
     )
     by_name = dict(zip(wanted, done, strict=True))
     return [
-        Finding(check=name, status=one.status, finding=one.finding, action=one.action)
+        Finding(check=name, status=verdict.status, finding=verdict.finding, action=verdict.action)
         for name in checks
-        for one in by_name.get(name, [skipped("left out by --skip")])
+        for verdict in by_name.get(name, [skipped("left out by --skip")])
     ]
 
 
@@ -96,7 +96,7 @@ async def _run(check: Check, *, deadline_seconds: float) -> Sequence[Verdict]:
 
 def exit_code(findings: Collection[Finding]) -> int:
     """Return 1 if there is a problem, else 2 if a check could not run, else 0."""
-    found = {finding.status for finding in findings}
-    if Status.PROBLEM in found:
+    statuses = {finding.status for finding in findings}
+    if Status.PROBLEM in statuses:
         return 1
-    return 2 if Status.UNKNOWN in found else 0
+    return 2 if Status.UNKNOWN in statuses else 0
