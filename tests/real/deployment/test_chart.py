@@ -71,6 +71,8 @@ OPTIONAL: Final = (
     "sinkRows",
     "store",
     "storeMaintain",
+    "topics.partitions",
+    "topics.replicationFactor",
 )
 """Values that a release of an older chart may lack."""
 
@@ -374,6 +376,25 @@ def test_the_topics_job_has_another_name_when_it_changes(helm: Helm, tmp_path: P
 
     assert job({}) == same
     assert same[0] != other[0]
+
+
+@for_each(
+    "topics,arguments",
+    [
+        ({}, []),
+        (
+            {"partitions": 24, "replicationFactor": 2},
+            ["--partitions=24", "--replication-factor=2"],
+        ),
+    ],
+)
+def test_the_topics_have_the_given_partitions_and_replicas(
+    topics: dict[str, int], arguments: list[str], helm: Helm, tmp_path: Path
+) -> None:
+    """And otherwise the numbers that `topics create` chooses."""
+    job = render_chart(CENTRAL, {"topics": topics}, folder=tmp_path).workload("gpuledger-topics")
+
+    assert job.container["args"] == ["topics", "create", *arguments]
 
 
 def test_names_follow_the_release_and_fit(helm: Helm, tmp_path: Path) -> None:
