@@ -28,9 +28,12 @@ app = App(name="autoscale", help_format="plaintext")
             "With its Deployment, which shows whether the GPUs are shared": (
                 "gpuledger autoscale check chat.yaml deployment.yaml"
             ),
-            "All autoscalers of a cluster": (
+            "All autoscalers of a cluster with KEDA": (
                 "kubectl get scaledobjects,scaledjobs,hpa -A -o yaml \\\n"
                 "    | gpuledger autoscale check -"
+            ),
+            "All autoscalers of a cluster without KEDA": (
+                "kubectl get hpa -A -o yaml | gpuledger autoscale check -"
             ),
         },
         codes={0: "no mistake was found", 1: "at least one mistake; each is printed with its line"},

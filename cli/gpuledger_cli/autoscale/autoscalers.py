@@ -176,7 +176,7 @@ def read_autoscalers(names: Sequence[str]) -> list[Autoscaler]:
             has_part_of_gpu=_has_part_of_gpu(one, objects),
         )
         for file, one in found
-        if (kind := one.at("kind").text) in _KINDS
+        if (kind := one.at("kind").text) in _KINDS and not _is_made_by_keda(one)
     ]
     for one in autoscalers:
         if one.is_of_keda and not one.signals:
@@ -209,6 +209,12 @@ def _documents(name: str) -> list[yaml.Node]:
 
 def _key(one: Field, kind: str, name: str) -> tuple[str, str, str]:
     return one.at("metadata", "namespace").text, kind, name
+
+
+def _is_made_by_keda(one: Field) -> bool:
+    """Return whether this is the HorizontalPodAutoscaler that KEDA makes for a ScaledObject."""
+    owners = one.at("metadata", "ownerReferences").items
+    return any(owner.at("kind").text == "ScaledObject" for owner in owners)
 
 
 def _has_part_of_gpu(one: Field, objects: dict[tuple[str, str, str], Field]) -> bool:

@@ -16,7 +16,8 @@ _MAX_GPUS_OF_A_POD: Final = 16
 _EXPORTERS: Final = tuple(
     re.compile(names)
     for names in (
-        r"(\w+:)?gpuledger_\w+(:\w+)?",
+        # Not the components' own series, such as their lag.
+        r"(\w+:)?gpuledger_(allocation|category|container|gpu|mig|node|pod|process|team)_\w+(:\w+)?",
         r"DCGM_FI_\w+",
         r"nvidia_smi_\w+",
         r"hami_\w+|vGPU\w*|Device_\w+_desc_of_container|Host(GPU|Core)\w+",
@@ -80,7 +81,8 @@ def _gpu_signals(autoscaler: Autoscaler) -> Iterator[tuple[Signal, Query]]:
         # The names of an adapter's metrics are free, so `gpu` in one is enough.
         for_adapter = not autoscaler.is_of_keda
         if (query := signal.query) and any(
-            _is_of_gpu(name) or (for_adapter and "gpu" in name.lower()) for name in query.series
+            _is_of_gpu(name) or (for_adapter and "gpu" in name.lower().replace("gpuledger", ""))
+            for name in query.series
         ):
             yield signal, query
 

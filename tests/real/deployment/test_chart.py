@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from gpuledger_cli.command import main
 from tests.real.deployment import rendered
 from tests.real.deployment.chart import (
     BROKERS,
@@ -261,6 +262,9 @@ def test_the_join_and_sinks_are_scaled_by_their_own_lag(helm: Helm, tmp_path: Pa
         assert trigger["metricType"] == "Value"
         assert metric in trigger["metadata"]["query"]
         assert f'component="{name.removeprefix("gpuledger-")}"' in trigger["metadata"]["query"]
+    manifest = tmp_path / "scaled.yaml"
+    manifest.write_text(yaml.safe_dump_all(scaled.values()))
+    assert main(["autoscale", "check", str(manifest)]) == 0
 
 
 def test_the_dashboards_are_the_shipped_files(helm: Helm, tmp_path: Path) -> None:

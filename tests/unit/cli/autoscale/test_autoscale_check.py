@@ -91,6 +91,11 @@ CASES: Final = (
     Case("an average with a formula", keda(trigger(AVERAGE), more=FORMULA)),
     Case("an average times the number of pods", keda(trigger(f"{AVERAGE} * count({OWNED})"))),
     Case("an average of something else", keda(trigger("avg(gateway_requests_waiting)"))),
+    Case(
+        "the lag of a component",
+        keda(trigger('max(gpuledger_join_lag_seconds{cluster="c"})', above=VALUE, threshold="30")),
+    ),
+    Case("an HPA by the lag of a component", hpa("gpuledger_sink_lag_seconds", "30", least="0")),
     Case("a sum", keda(trigger())),
     Case("a sum as Value", keda(trigger(above=VALUE)), {"sum-as-value": "metricType"}),
     Case(
@@ -345,6 +350,19 @@ def test_objects_in_a_list_are_read_with_their_lines(
     case = Case("a list", f"kind: List\nitems:\n{item}")
     _, (found,) = found_in(case, capsys, monkeypatch)
     assert "query:" in case.manifest.splitlines()[found["line"] - 1]
+
+
+def test_the_hpa_of_a_scaled_object_is_not_another_autoscaler(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = "ownerReferences: [{kind: ScaledObject, name: chat}]"
+    made = hpa("gpu_busy_ratio", "70").replace("{name: chat}", f"{{name: keda, {owner}}}", 1)
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(f"{keda(trigger())}---\n{made}".encode()))
+    )
+
+    assert main(["autoscale", "check", "-"]) == 0
+    assert capsys.readouterr().out == "1 autoscaler: no mistakes found\n"
 
 
 def test_merged_settings_count(
