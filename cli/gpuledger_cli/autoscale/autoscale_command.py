@@ -53,7 +53,7 @@ def check(
         bool,
         Parameter(
             negative=(),
-            help="State that the pods share GPUs, for example by time-slicing. By default, the"
+            help="The pods share GPUs, for example by time-slicing. By default, the"
             " check assumes this only for pods that request a MIG instance or a share.",
         ),
     ] = False,
