@@ -1,13 +1,14 @@
 """Sets metrics to columns of the capacity reports, which are asked in the background.
 
 Each report is asked like in a request, with the same limits. A metric has no series for a group of
-GPUs whose value is unknown, and none at all while its report cannot be answered.
+GPUs whose value is unknown, and none at all while its report cannot be answered. A group without a
+row has the value 0 if the fleet's row of the group implies it.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from http import HTTPStatus
@@ -20,6 +21,7 @@ import structlog
 from gpuledger_reports.api import metrics
 from gpuledger_reports.api.endpoints import CAPACITY, PAGES
 from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.capacity.report import Row
 
 _KEPT_FAILURES: Final = 2
 """Metrics keep their last values for so many failures in a row."""
@@ -36,9 +38,10 @@ class Headlines(NamedTuple):
     """The metric of each column, with the values of its further labels."""
 
 
+_FLEET: Final = "fleet"
 _STATES: Final = ("total", "healthy", "allocatable", "allocated", "used", "free")
 HEADLINES: Final[Mapping[str, Headlines]] = {
-    "fleet": Headlines(_GROUP, {state: (metrics.CAPACITY_GPUS, state) for state in _STATES}),
+    _FLEET: Headlines(_GROUP, {state: (metrics.CAPACITY_GPUS, state) for state in _STATES}),
     "waste": Headlines(
         _GROUP,
         {
@@ -70,6 +73,14 @@ HEADLINES: Final[Mapping[str, Headlines]] = {
     ),
 }
 """The metrics that are made from each report."""
+_IS_ZERO: Final[Mapping[str, Callable[[Row], bool]]] = {
+    "waste": lambda gpus: (
+        gpus["mean_allocated"] == 0 and gpus["mean_allocatable"] == gpus["mean_healthy"] != 0
+    ),
+    "faults": lambda gpus: bool(gpus["mean_healthy"]),
+}
+"""Whether a group with a row in the report `fleet`, but without one in this report, has only zeros:
+nothing is allocated, or its GPUs are known to respond."""
 
 
 class CapacityMetrics:
@@ -77,6 +88,7 @@ class CapacityMetrics:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
+        self._fleet: Sequence[Row] = ()
         self._failures = Counter[str]()
         """The number of failures of each report since its last answer."""
 
@@ -100,7 +112,9 @@ class CapacityMetrics:
             if answer.status == HTTPStatus.OK:
                 del self._failures[report]
                 _clear(report)
-                _set(report, content)
+                if report == _FLEET:
+                    self._fleet = content["rows"]
+                _set(report, content, self._fleet)
             else:
                 self._keep_or_clear(report, content["message"])
 
@@ -109,6 +123,7 @@ class CapacityMetrics:
         self._failures[report] += 1
         if self._failures[report] > _KEPT_FAILURES:
             _clear(report)
+            self._fleet = () if report == _FLEET else self._fleet
 
 
 def _clear(report: str) -> None:
@@ -118,9 +133,15 @@ def _clear(report: str) -> None:
         metrics.CAPACITY_TIMESTAMP_SECONDS.remove(report)
 
 
-def _set(report: str, content: dict[str, Any]) -> None:
+def _set(report: str, content: dict[str, Any], fleet: Sequence[Row]) -> None:
     by, columns = HEADLINES[report]
-    for row in content["rows"]:
+    zeros = (
+        dict.fromkeys(columns, 0) | {name: gpus[name] for name in by}
+        for gpus in fleet
+        if report in _IS_ZERO and _IS_ZERO[report](gpus)
+    )
+    # The rows of the report replace the zeros.
+    for row in (*zeros, *content["rows"]):
         group = [row[name] or "" for name in by]
         for column, (gauge, *others) in columns.items():
             if row[column] is not None:

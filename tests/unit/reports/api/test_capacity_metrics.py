@@ -88,6 +88,33 @@ async def test_an_unknown_value_has_no_series_and_zero_has_one() -> None:
     assert found["timestamp_seconds"].keys() == {("forecast",), ("queue",)}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "failures", "unused"),
+    [
+        ({"healthy": 8, "allocatable": 8, "allocated": 0}, 0, 0),
+        ({"healthy": 8, "allocatable": 8, "allocated": 3}, 0, None),
+        ({"healthy": 8, "allocatable": 6, "allocated": 0}, 0, None),
+        ({"healthy": 0, "allocatable": 0, "allocated": 0}, None, None),
+        ({"healthy": None, "allocatable": None, "allocated": 1}, None, None),
+    ],
+)
+async def test_a_group_without_a_row_is_zero_only_if_its_gpus_imply_it(
+    gpus: dict[str, int | None], failures: int | None, unused: int | None
+) -> None:
+    lab: dict[str, object] = {"cluster": "lab", "failures": 2, "unused_gpu_hours": 5}
+    row: dict[str, object] = {"cluster": "prod", "pool": "a"}
+    row |= {f"mean_{name}": count for name, count in gpus.items()}
+    reports = Reports(fleet=row, faults=lab, waste=lab)
+    await CapacityMetrics(reports.ask).update()
+    found = series()
+    prod = ("prod", "a", "")
+    assert found["failures"].pop(("lab", "", "")) == 2
+    assert found["failures"] == {} if failures is None else {prod: failures}
+    assert found["unused_gpu_hours"] == {("lab", "", ""): 5} | (
+        {} if unused is None else {prod: unused}
+    )
+
+
 async def test_a_group_that_is_no_longer_reported_loses_its_series() -> None:
     reports = Reports(queue={"cluster": "prod", "waiting": 3})
     updated = CapacityMetrics(reports.ask)
