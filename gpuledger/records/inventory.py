@@ -10,6 +10,7 @@ from gpuledger.records.bounds import (
     MAX_CAPABILITIES,
     MAX_GPUS,
     Id,
+    Milliwatts,
     Sentence,
     Word,
     at_most,
@@ -98,6 +99,8 @@ class GpuFacts(BaseRecord, frozen=True, kw_only=True):
     """Whether the driver's accounting of processes is on."""
     compute_mode: Word | None = None
     """`default`, `exclusive_process` or `prohibited`."""
+    power_limit_milliwatts: Milliwatts | None = None
+    """The power limit in force: the lowest of all that are set."""
     fabric_cluster_uuid: Word | None = None
     """The NVLink fabric that it has joined, equal for all GPUs of a fabric; absent before that."""
     fabric_clique_id: Natural | None = None

@@ -186,6 +186,7 @@ INVENTORY: Final = TableSchema(
         *_number("memory_total_bytes"),
         *_number("kafka_partition", kind=DataType.int32(), nullable=False),
         *_number("kafka_offset", nullable=False),
+        *_number("power_limit_milliwatts"),
     ),
     statistics_columns=3,
 )

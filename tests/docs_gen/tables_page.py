@@ -82,6 +82,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "allocatable_memory_bytes": "Memory that the node has for pods; null in older rows.",
     "allocatable_resources": "JSON object with the amount of each GPU resource that the node has"
     " for pods; null in older rows.",
+    "power_limit_milliwatts": "The GPU's power limit in force; null in older rows.",
     "unschedulable": "Whether the node was cordoned; null in older rows.",
     "annotations": "JSON object with the annotations that podwatch is configured to keep.",
     "owner_kind": "Kind of the pod's workload, such as `Deployment`.",

@@ -573,6 +573,7 @@ def _facts_of(gpu: DeviceFacts) -> GpuFacts:
         model=gpu.name,
         architecture=gpu.model.architecture,
         memory_total_bytes=gpu.memory_bytes,
+        power_limit_milliwatts=round(gpu.max_watts * 1000),
         mig_enabled=bool(gpu.cuts) if gpu.mig_gpu else None,
         instances=[
             MigInstance(

@@ -225,9 +225,9 @@ def rows_of_inventory(inventory: Inventory, record: Record) -> Iterator[Row]:
     # A version lists all GPUs of the node: a GPU that is missing from it was removed.
     for gpu in inventory.gpus:
         facts = (gpu.uuid, gpu.model, gpu.serial, gpu.index, gpu.memory_total_bytes)
-        yield (*about, *facts, *place)
+        yield (*about, *facts, *place, gpu.power_limit_milliwatts)
     if not inventory.gpus:
-        yield (*about, *[None] * 5, *place)
+        yield (*about, *[None] * 5, *place, None)
 
 
 def rows_of_gone_inventory(record: Record) -> Iterator[Row]:
@@ -235,7 +235,7 @@ def rows_of_gone_inventory(record: Record) -> Iterator[Row]:
     cluster, node = split_key((record.key or b"").decode(errors="replace"))
     if node:
         place = (record.partition, record.offset)
-        yield (cluster, node, _in_force_us(record), *[None] * 5, *place)
+        yield (cluster, node, _in_force_us(record), *[None] * 5, *place, None)
 
 
 def rows_of_incident(attributed: AttributedIncident, record: Record) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from uuid import UUID
 import pynvml as nvml
 
 from gpuledger.records import Capability, GpuFacts
-from gpuledger_agent.core.readings import MEMORY_BYTES
+from gpuledger_agent.core.readings import MEMORY_BYTES, MILLIWATTS, Unit
 from gpuledger_agent.gpu.nvidia.core import query_memory
 from gpuledger_agent.gpu.nvidia.device_client import (
     DeviceClient,
@@ -121,6 +121,7 @@ class Facts:
         self._query_peers()
         query = self._client.query
         ecc = query(NvmlLibrary.nvmlDeviceGetEccMode)
+        power_limit = query(NvmlLibrary.nvmlDeviceGetEnforcedPowerLimit)
         return GpuFacts(
             uuid=self._uuid,
             index=self._index,
@@ -132,6 +133,7 @@ class Facts:
             persistence_enabled=_flag(query(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
             accounting_enabled=_flag(query(NvmlLibrary.nvmlDeviceGetAccountingMode)),
             compute_mode=_COMPUTE_MODES.get(query(NvmlLibrary.nvmlDeviceGetComputeMode)),
+            power_limit_milliwatts=_plausible(power_limit, MILLIWATTS),
             instances=[],
             # Last, because they include the calls above.
             capabilities=self._current_capabilities(),
@@ -152,8 +154,7 @@ class Facts:
         """Query the facts that never change, unless the driver has already answered or refused."""
         if self._built_in.get("memory_total_bytes") is None:
             total = query_memory(self._client).total
-            is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
-            self._built_in["memory_total_bytes"] = total if is_true else None
+            self._built_in["memory_total_bytes"] = _plausible(total, MEMORY_BYTES)
         for name, call, convert in _BUILT_IN:
             if name not in self._built_in:
                 answer = self._client.query_key(call)
@@ -325,6 +326,10 @@ def _query_link_mode(library: object) -> str | None:
         lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetConfComputeSettings, byref(settings))
     )
     return _LINK_MODES.get(settings.multiGpuMode) if code == nvml.NVML_SUCCESS else None
+
+
+def _plausible(value: int | None, unit: Unit) -> int | None:
+    return value if value is not None and unit.low <= value <= unit.high else None
 
 
 def _flag(value: int | None) -> bool | None:

@@ -48,10 +48,17 @@ def test_a_gpu_reports_its_identity_and_its_peers() -> None:
     assert (first.pcie_max_link_generation, first.pcie_max_link_width) == (5, 16)
     assert (first.ecc_enabled, first.persistence_enabled) == (True, True)
     assert first.compute_mode == "default"
+    assert (first.power_limit_milliwatts, third.power_limit_milliwatts) == (700_000, 72_000)
     assert first.inforom_power_version is None
     assert first.serial != second.serial
     assert first.nvlink_peers == {second.uuid: "ok", third.uuid: "not_supported"}
     assert third.nvlink_peers == {first.uuid: "not_supported", second.uuid: "not_supported"}
+
+
+def test_an_implausible_power_limit_is_unknown() -> None:
+    unlimited = {"nvmlDeviceGetEnforcedPowerLimit": lambda _: 2**32 - 1}
+    (found,) = facts(Altered(machine({"model": "NVIDIA L4"}), **unlimited))
+    assert found.power_limit_milliwatts is None
 
 
 def test_permanent_facts_are_read_once() -> None:

@@ -231,10 +231,17 @@ async def test_an_inventory_has_a_row_per_gpu_or_a_row_that_states_that_there_is
 ) -> None:
     on = bus()
     await publish(on, event(0))
-    await tell(on, INVENTORY, inventory("GPU-a", "GPU-b"), inventory(), None)
-    columns = "kafka_offset, node, gpu_uuid, gpu_index"
-    expected = [(0, NODE, "GPU-a", 0), (0, NODE, "GPU-b", 1), (1, NODE, None, None)]
-    await stored(on, tmp_path, "inventory", columns, [*expected, (2, NODE, None, None)])
+    first = inventory("GPU-a", "GPU-b")
+    limited = structs.replace(first.gpus[0], power_limit_milliwatts=700_000)
+    first = structs.replace(first, gpus=[limited, first.gpus[1]])
+    await tell(on, INVENTORY, first, inventory(), None)
+    columns = "kafka_offset, node, gpu_uuid, gpu_index, power_limit_milliwatts"
+    expected: list[tuple[Any, ...]] = [
+        (0, NODE, "GPU-a", 0, 700_000),
+        (0, NODE, "GPU-b", 1, None),
+        (1, NODE, None, None, None),
+    ]
+    await stored(on, tmp_path, "inventory", columns, [*expected, (2, NODE, None, None, None)])
 
 
 async def test_an_inventory_that_repeats_the_one_before_has_no_rows(tmp_path: Path) -> None:
