@@ -160,6 +160,10 @@ class NodePipeline:
                     if event.time_ns - event.interval_ns >= begun_ns and probe(event):
                         return event
 
+    async def next_event(self) -> GpuEvent:
+        """Return the first event from now on."""
+        return await self.until(lambda _: True)
+
     async def until_time(self, time_ns: int) -> None:
         """Read the events up to this time."""
         await self.until(lambda event: event.time_ns >= time_ns)

@@ -107,7 +107,7 @@ def scaled_object(heading: str, prometheus_url: str) -> dict[str, Any]:
 
 
 def is_settled(played: PlayedWorkloads, hpa: str, replicas: int) -> bool:
-    """Return whether an HPA wants the replicas that there are, by the use of each."""
+    """Return whether the HPA's desired and current replicas agree at the expected average."""
     path = f"/apis/autoscaling/v2/namespaces/{NAMESPACE}/horizontalpodautoscalers/{hpa}"
     code, found = played.kube.request("GET", path)
     if code == HTTPStatus.NOT_FOUND:

@@ -116,7 +116,7 @@ async def pods(node: KubeletNode) -> AsyncIterator[Pods]:
     yield pods
     for name in pods.names():
         pods.delete(name, grace_seconds=0)
-    # Only then the kubelet gives the devices to others.
+    # Only then does the kubelet give the devices to other pods.
     await until(lambda: not find_cgroups("pod*"))
 
 
@@ -288,7 +288,7 @@ async def test_an_allocation_lasts_while_the_container_runs_and_ends_with_the_po
         else:
             pods.delete(name, grace_seconds=0 if how == "deleted by force" else 1)
         ran_ns, gone_ns = await until_gone(pod)
-        await pipeline.until(lambda _: True)
+        await pipeline.next_event()
     for event in pipeline.events[first:]:
         found = booked(event, uuid)
         if event.time_ns <= ran_ns:
@@ -343,7 +343,7 @@ async def test_a_kubelet_that_cannot_read_its_pods_changes_no_allocation(
         await asyncio.to_thread(node.wait_until_ready)
 
 
-async def test_an_agent_that_starts_with_its_kubelet_takes_no_allocated_gpu_for_a_free_one(
+async def test_an_agent_that_starts_with_its_kubelet_does_not_report_an_allocated_gpu_as_free(
     node: KubeletNode, pods: Pods
 ) -> None:
     pods.create("early")
@@ -376,7 +376,7 @@ async def test_a_pod_that_reuses_a_name_has_only_its_own_gpus(
         pod = await pods.until("again", is_running)
         assert pod["metadata"]["uid"] != former["metadata"]["uid"]
         await until_gone(former)
-        event = await pipeline.until(lambda _: True)
+        event = await pipeline.next_event()
     own = gpus_in(container_id(pod))
     assert allocated(event) == {uuid: {key("again") if uuid in own else ""} for uuid in UUIDS}
     for uuid in own:
@@ -385,7 +385,8 @@ async def test_a_pod_that_reuses_a_name_has_only_its_own_gpus(
 
 async def test_a_claims_gpu_is_allocated_to_its_container(
     node: KubeletNode,
-    starter: Starter,  # before the pods, because the kubelet ends them with the driver's help
+    # Before `pods`, so that its teardown is later: the kubelet needs the driver to end the pods.
+    starter: Starter,
     pods: Pods,
     node_programs: Mapping[str, Path],
 ) -> None:
@@ -426,7 +427,7 @@ async def test_a_claims_gpu_is_allocated_to_its_container(
 
 
 def claimed_objects(device: str) -> Iterator[dict[str, Any]]:
-    """Yield what a DRA driver and an administrator create, and a claim."""
+    """Yield a ResourceSlice, a DeviceClass and a ResourceClaim."""
     expression = f"device.driver == '{DRIVER}'"
     request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
     pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
@@ -485,7 +486,7 @@ async def test_the_kubelets_list_has_all_pods_of_the_node_with_their_labels(
 
 
 async def until_granted(listing: KubeletPodList) -> bytes:
-    """Return the list once the kubelet no longer remembers its refusal."""
+    """Return the list once the kubelet no longer caches the denial."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             try:

@@ -69,7 +69,7 @@ def apply_definitions(kube: KubeApi, files: Iterable[Path]) -> None:
 
 
 class ClusterPart(Part):
-    """A process that works on an API server, and is ready when its port answers."""
+    """A client of the API server that is ready when its port answers."""
 
     def __init__(self, *, binary: Path, folder: Path, kube: KubeApi) -> None:
         super().__init__(folder=folder)
@@ -130,6 +130,7 @@ class KedaOperator(ClusterPart):
 
     def __init__(self, *, binary: Path, folder: Path, kube: KubeApi) -> None:
         super().__init__(binary=binary, folder=folder, kube=kube)
+        self.other_ports = free_ports(2)
         self.certificates = folder / "certificates"
         authority = Authority(folder=folder / "authority")
         pair = authority.issue("localhost")
@@ -155,7 +156,7 @@ class KedaOperator(ClusterPart):
 
     @override
     def argv(self) -> list[str | Path]:
-        metrics, health = free_ports(2)
+        metrics, health = self.other_ports
         return [
             self.binary,
             f"--metrics-bind-address=127.0.0.1:{metrics}",
@@ -170,10 +171,14 @@ class KedaOperator(ClusterPart):
 
 
 class _MetricsAdapter(ClusterPart):
-    """A server of one of Kubernetes' APIs of metrics."""
+    """A server for a Kubernetes metrics API."""
 
     group: str
     version: str
+
+    def __init__(self, *, binary: Path, folder: Path, kube: KubeApi) -> None:
+        super().__init__(binary=binary, folder=folder, kube=kube)
+        self.pair = Authority(folder=folder / "serving").issue(self.name)
 
     def aggregate(self) -> None:
         """Let the API server forward requests for the API, and wait until it is available."""
@@ -218,14 +223,13 @@ class _MetricsAdapter(ClusterPart):
 
     @override
     def argv(self) -> list[str | Path]:
-        pair = Authority(folder=self.folder / "serving").issue(self.name)
         kubeconfig = self.kube.kubeconfig
         return [
             self.binary,
             "--bind-address=127.0.0.1",
             f"--secure-port={self.port}",
-            f"--tls-cert-file={pair.certificate}",
-            f"--tls-private-key-file={pair.key}",
+            f"--tls-cert-file={self.pair.certificate}",
+            f"--tls-private-key-file={self.pair.key}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",
             f"--lister-kubeconfig={kubeconfig}",
@@ -243,6 +247,7 @@ class KedaAdapter(_MetricsAdapter):
     ) -> None:
         super().__init__(binary=binary, folder=folder, kube=kube)
         self.operator = operator
+        self.client_port = free_ports(1)[0]
 
     @override
     def environment(self) -> Mapping[str, str]:
@@ -252,7 +257,7 @@ class KedaAdapter(_MetricsAdapter):
     def argv(self) -> list[str | Path]:
         return [
             *super().argv(),
-            f"--port={free_ports(1)[0]}",
+            f"--port={self.client_port}",
             f"--metrics-service-address=localhost:{self.operator.port}",
             f"--cert-dir={self.operator.certificates}",
         ]
