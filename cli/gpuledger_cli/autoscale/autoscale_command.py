@@ -53,8 +53,8 @@ def check(
         bool,
         Parameter(
             negative=(),
-            help="The pods share GPUs, for example by time-slicing. By default, the"
-            " check assumes this only for pods that request a MIG instance or a share.",
+            help="State that the pods share GPUs, for example by time-slicing. By default, this"
+            " applies only to pods that request a MIG instance or a share.",
         ),
     ] = False,
     format: Annotated[  # noqa: A002  # the option's name
