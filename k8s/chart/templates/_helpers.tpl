@@ -102,22 +102,31 @@ GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
 {{- end }}
 {{- end }}
 
-{{/* A component's user, if its Secret exists. */}}
+{{/* A component's user. A Secret that the protocol needs is not optional, so that the pod's events name it if it is missing. */}}
 {{- define "gpuledger.kafkaUser" -}}
+{{- with .root.Values.kafka -}}
 - name: GPULEDGER_KAFKA__SASL_USERNAME
   valueFrom:
-    secretKeyRef: {name: {{ .root.Values.kafka.loginSecretPrefix }}-{{ .component }}, key: username, optional: true}
+    secretKeyRef:
+      name: {{ .loginSecretPrefix }}-{{ $.component }}
+      key: username
+      optional: {{ not (hasPrefix "SASL_" .securityProtocol) }}
+{{- end }}
 {{- end }}
 
-{{/* CA certificates of the brokers, and the component's own credentials, if they exist. */}}
+{{/* CA certificates of the brokers, and the component's own credentials. */}}
 {{- define "gpuledger.kafkaVolume" -}}
+{{- with .root.Values.kafka -}}
 - name: kafka
   projected:
     sources:
-      {{- with .root.Values.kafka.caSecret }}
-      - secret: {name: {{ . }}, optional: true}
+      {{- if .caSecret }}
+      - secret: {name: {{ .caSecret }}, optional: {{ not (hasSuffix "SSL" .securityProtocol) }}}
       {{- end }}
-      - secret: {name: {{ .root.Values.kafka.loginSecretPrefix }}-{{ .component }}, optional: true}
+      - secret:
+          name: {{ .loginSecretPrefix }}-{{ $.component }}
+          optional: {{ not (or (hasPrefix "SASL_" .securityProtocol) .clientCertificates) }}
+{{- end }}
 {{- end }}
 
 {{/*

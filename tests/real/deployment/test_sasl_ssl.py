@@ -20,9 +20,10 @@ from gpuledger_cli.kafka_options import TopicsSettings
 from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_sinks.settings import SinkSettings
-from tests.real.deployment.chart import EDGE, PRODUCTION, ROWS, render, with_secrets
+from tests.real.deployment.chart import BROKERS, EDGE, PRODUCTION, ROWS, render, with_secrets
 from tests.real.deployment.installation import LOGIN_PREFIX, PAGE, on, with_logins
 from tests.real.deployment.rendering import Rendering, Workload
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -176,6 +177,38 @@ def test_brokers_without_authentication_need_only_their_addresses(
     assert settings
     for kafka in settings.values():
         assert (kafka.bootstrap_servers, kafka.security_protocol) == ("broker-1:9092", "PLAINTEXT")
+
+
+@for_each(
+    "kafka,needed",
+    [
+        ({}, set()),
+        ({"securityProtocol": "SSL"}, {"ca"}),
+        ({"securityProtocol": "SSL", "clientCertificates": True}, {"ca", "files"}),
+        ({"securityProtocol": "SASL_PLAINTEXT"}, {"files", "user"}),
+        ({"securityProtocol": "SASL_SSL"}, {"ca", "files", "user"}),
+    ],
+)
+def test_a_secret_that_the_protocol_needs_is_not_optional(
+    kafka: dict[str, object], needed: set[str], helm: Helm
+) -> None:
+    """So the pod does not start without it, and its events name it."""
+    for workload in on_kafka(render(BROKERS, ROWS, {"kafka": kafka})):
+        (sources,) = [
+            volume["projected"]["sources"]
+            for volume in workload.pod["volumes"]
+            if volume["name"] == "kafka"
+        ]
+        (user,) = [
+            one["valueFrom"]["secretKeyRef"]
+            for one in workload.container["env"]
+            if one["name"] == "GPULEDGER_KAFKA__SASL_USERNAME"
+        ]
+        secrets = dict(zip(("ca", "files"), [one["secret"] for one in sources], strict=True))
+
+        assert {
+            part for part, one in {**secrets, "user": user}.items() if not one["optional"]
+        } == needed, workload.name
 
 
 def test_every_secret_is_created_by_the_documented_commands(filled_in: Rendering) -> None:
