@@ -135,8 +135,8 @@ def test_keda_scales_a_workload_by_its_own_pods_to_zero_and_back(
     def is_unknown() -> bool:
         _, found = played.kube.request("GET", path)
         return any(
-            one["type"] == "Ready" and one["status"] != "True"
-            for one in found["status"]["conditions"]
+            condition["type"] == "Ready" and condition["status"] != "True"
+            for condition in found["status"]["conditions"]
         )
 
     await_true(is_unknown, what="the outage of monitoring")

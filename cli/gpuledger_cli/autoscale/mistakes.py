@@ -191,7 +191,7 @@ def _in_units(signal: Signal, query: Query) -> tuple[float, float] | None:
     query = query.main
     names = [name for name in query.series if not name.endswith("_info")]
     units = {
-        1 if _RATIO.fullmatch(one) else 100 if _PER_CENT.fullmatch(one) else 0 for one in names
+        1 if _RATIO.fullmatch(name) else 100 if _PER_CENT.fullmatch(name) else 0 for name in names
     }
     threshold, factor = signal.target.number, query.factor
     if len(units) != 1 or 0 in units or query.functions - _KEEPS_UNIT or not (threshold and factor):
@@ -202,16 +202,16 @@ def _in_units(signal: Signal, query: Query) -> tuple[float, float] | None:
 def per_cent_of_ratio(autoscaler: Autoscaler) -> Iterator[Field]:
     """Find thresholds in per cent for a ratio."""
     for signal, query in _gpu_signals(autoscaler):
-        found = _in_units(signal, query)
-        if found and found[0] == 1 and found[1] > _MAX_GPUS_OF_A_POD:
+        busy, threshold = _in_units(signal, query) or (0, 0)
+        if busy == 1 and threshold > _MAX_GPUS_OF_A_POD:
             yield signal.target
 
 
 def ratio_of_per_cent(autoscaler: Autoscaler) -> Iterator[Field]:
     """Find thresholds as a ratio for series in per cent."""
     for signal, query in _gpu_signals(autoscaler):
-        found = _in_units(signal, query)
-        if found and found[0] == 100 and found[1] <= 1:  # noqa: PLR2004  # per cent
+        busy, threshold = _in_units(signal, query) or (0, 0)
+        if busy == 100 and threshold <= 1:  # noqa: PLR2004  # per cent
             yield signal.target
 
 
