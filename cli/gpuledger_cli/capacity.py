@@ -232,7 +232,7 @@ def _print_table(report: Report, question: Question, found: Answer, file: TextIO
             [*zip(*shown.values(), strict=True)],
             expanded=None,
             wrapped=[at for at, name in enumerate(names) if name in report.texts],
-            least=[names.index(name) for name in report.least if name in names],
+            droppable=[names.index(name) for name in report.droppable if name in names],
         )
         if omitted:
             file.write(

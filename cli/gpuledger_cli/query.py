@@ -173,13 +173,13 @@ def print_rows(
     expanded: bool | None,
     width: int | None = None,
     wrapped: Collection[int] = (),
-    least: Sequence[int] = (),
+    droppable: Sequence[int] = (),
 ) -> list[int]:
     """Print rows as a table, or one line per value if the table is wider than the terminal.
 
     `expanded` chooses one of the two forms; `None` chooses by width. A table that is too wide first
-    wraps the columns `wrapped`, and then omits columns of `least`, in this order; the omitted ones
-    are returned. Values are never cut. In a file or a pipe, the table is as wide as its values
+    wraps the columns `wrapped`, and then omits columns of `droppable`, in this order; the omitted
+    ones are returned. Values are never cut. In a file or a pipe, the table is as wide as its values
     require. Control characters are escaped, because a terminal would obey them.
     """
     # As Text, because rich would parse brackets in a string as a style.
@@ -193,7 +193,7 @@ def print_rows(
     widths = [min(each, _WRAPPED) if at in wrapped else each for at, each in enumerate(widths)]
     # With the borders and the spaces around each value.
     excess, omitted = sum(widths) + 3 * len(widths) + 1 - limit, list[int]()
-    for at in least:
+    for at in droppable:
         if excess > 0:
             omitted.append(at)
             excess -= widths[at] + 3

@@ -342,7 +342,7 @@ REPORT: Final = Report(
         "Failure rates of models in a quarter": "--by model --window 90d",
     },
     columns=_COLUMNS,
-    least=(
+    droppable=(
         "causes",
         "expected_failures",
         "rate_high",

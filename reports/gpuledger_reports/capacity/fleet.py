@@ -384,7 +384,7 @@ REPORT: Final = Report(
         "A row for each day of a quarter": "--window 90d --history day",
     },
     columns=COLUMNS,
-    least=(
+    droppable=(
         "mean_free",
         "mean_used",
         "mean_allocated",

@@ -161,7 +161,7 @@ REPORT: Final = Report(
     ),
     examples={"By pool": "", "By cluster and model": "--by cluster,model"},
     columns=COLUMNS,
-    least=(
+    droppable=(
         "packed_gpus",
         "by_memory_gpus",
         "by_cpu_gpus",

@@ -223,13 +223,12 @@ REPORT: Final = Report(
         " a scheduling gate are demand, too. A pod that waited counts toward the GPUs that it got"
         " later. Without a node, it counts toward the GPUs that most pods of its workload,"
         " namespace or cluster got. Each group of GPUs is forecast by the method that was most"
-        " accurate in its past: `weekly_profile` (the median week, adjusted to the last day),"
-        " `weekly_trend` (the same, with the trend of eight weeks) or `seasonal_naive` (the last"
-        " week). Expected demand and bands are means over the last seven"
-        " days of the horizon. `Full in days` is when demand reaches the number of GPUs in the last"
-        " day: for P10, one in ten possible futures is full by then. `Error` is the mean absolute"
-        " error of past forecasts in GPUs, and `Coverage` the share of hours that lay within past"
-        " 80 % bands."
+        " accurate in its past. `weekly_profile` is the median week, adjusted to the last day;"
+        " `weekly_trend` adds the trend of eight weeks; `seasonal_naive` is the last week. Expected"
+        " demand and bands are means over the last seven days of the horizon. `Full in days` is"
+        " when demand reaches the number of GPUs in the last day: for P10, one in ten possible"
+        " futures is full by then. `Error` is the mean absolute error of past forecasts in GPUs,"
+        " and `Coverage` the share of hours that lay within past 80 % bands."
     ),
     examples={
         "The next weeks, by model": "",
@@ -237,7 +236,7 @@ REPORT: Final = Report(
         "If others take 64 GPUs of a pool": "--where pool=training --added -64",
     },
     columns=COLUMNS,
-    least=(
+    droppable=(
         "method",
         "waiting",
         "coverage_80",

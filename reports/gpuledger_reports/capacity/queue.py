@@ -180,7 +180,7 @@ REPORT: Final = Report(
         ),
     },
     columns=_COLUMNS,
-    least=(
+    droppable=(
         "unmet_gpu_hours",
         "wait_max_seconds",
         "wait_p95_seconds",

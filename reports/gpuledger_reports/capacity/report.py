@@ -160,7 +160,7 @@ class Report:
     """Titles, each with the arguments after `gpuledger capacity NAME --store STORE`."""
     columns: Mapping[str, str]
     """The columns after the dimensions, with headings. The table omits columns without one."""
-    least: tuple[str, ...] = ()
+    droppable: tuple[str, ...] = ()
     """The columns that a table omits if it is wider than the terminal, the first one first."""
     texts: frozenset[str] = frozenset({"note"})
     """The columns that are text; the others are numbers."""

@@ -367,7 +367,7 @@ REPORT: Final = Report(
         "Why a workload should change": "--explain serving/Deployment/rerank",
     },
     columns=_COLUMNS,
-    least=(
+    droppable=(
         "allocated_gpu_hours",
         "saved_gpu_hours",
         "used_gpus",

@@ -352,7 +352,7 @@ REPORT: Final = Report(
         "By team, with a limit of two hours": "--by team --idle-minutes 120",
     },
     columns=_COLUMNS,
-    least=(
+    droppable=(
         "reclaimed_30_cost",
         "reclaimed_120_cost",
         "idle_memory_gib",

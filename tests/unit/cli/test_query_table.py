@@ -55,7 +55,7 @@ def test_a_table_that_is_too_wide_wraps_and_then_omits_columns_but_cuts_no_value
 ) -> None:
     out = io.StringIO()
     omitted = print_rows(
-        out, WIDE, WIDE_ROWS, expanded=None, width=width, wrapped=[1], least=[3, 2]
+        out, WIDE, WIDE_ROWS, expanded=None, width=width, wrapped=[1], droppable=[3, 2]
     )
     text = out.getvalue()
     assert omitted in ([], [3], [3, 2])
@@ -81,8 +81,10 @@ def test_a_table_omits_only_the_columns_for_which_there_is_no_room(
     width: int, omitted: list[int], form: str
 ) -> None:
     out = io.StringIO()
-    given_rows = {"expanded": None, "width": width, "wrapped": [1], "least": [3, 2]}
-    assert print_rows(out, WIDE, WIDE_ROWS, **given_rows) == omitted  # type: ignore[arg-type]
+    found = print_rows(
+        out, WIDE, WIDE_ROWS, expanded=None, width=width, wrapped=[1], droppable=[3, 2]
+    )
+    assert found == omitted
     assert ("RECORD" in out.getvalue()) == (form == "records")
 
 

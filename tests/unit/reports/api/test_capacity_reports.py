@@ -15,6 +15,7 @@ from gpuledger_reports.api.answering import AnswerSettings
 from gpuledger_reports.api.description import capacity_list
 from gpuledger_reports.api.pages import FIXED
 from gpuledger_reports.capacity.registry import REPORTS
+from gpuledger_reports.capacity.report import Row
 from tests.unit.reports.api.report_requests import (
     InlinePages,
     Response,
@@ -100,9 +101,9 @@ def test_selected_rows_are_those_of_a_finer_grouping(
 ) -> None:
     """A selection thus never has sums of more than it selects."""
 
-    def rows(*options: str) -> list[dict[str, object]]:
+    def rows(*options: str) -> list[Row]:
         printed, _ = command(reported, report, "--format", "json", *options, capsys=capsys)
-        return json.loads(printed)  # type: ignore[no-any-return]
+        return [*json.loads(printed)]
 
     names = [*REPORTS[report].dimensions]
     hidden = {*names} - {*REPORTS[report].columns, *REPORTS[report].default_by.split(",")}
