@@ -171,8 +171,22 @@ def test_a_platform_changes_only_how_the_agent_gets_onto_its_node(
     }
 
     assert expected.get(platform, "/var/lib/kubelet/pod-resources") in paths
-    assert changed.pod["runtimeClassName"] == "nvidia"
+    runtime = None if platform == "gpu-operator-nri" else "nvidia"
+    assert changed.pod.get("runtimeClassName") == runtime
     assert changed.container == plain.container
+
+
+def test_with_the_nri_plugin_the_agents_container_requests_the_management_device(
+    helm: Helm, tmp_path: Path
+) -> None:
+    """By the annotation of NVIDIA's toolkit, which names the container."""
+    agent = render_chart(PLATFORMS["gpu-operator-nri"], folder=tmp_path).workload(AGENT)
+    annotations = agent.manifest["spec"]["template"]["metadata"]["annotations"]
+
+    assert (
+        annotations[f"nvidia.cdi.k8s.io/container.{agent.container['name']}"]
+        == "management.nvidia.com/gpu=all"
+    )
 
 
 @for_each("platform", ["gpu-operator", "openshift"])
