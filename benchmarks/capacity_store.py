@@ -3,7 +3,8 @@
 Each node has places for one pod of eight GPUs, two of four, four of two, or eight of one. In a
 place, a pod runs for 45 hours; six hours later the next one starts. Nodes belong to 20 pools, and
 pods to 3,000 workloads, each in one pool. One of twenty workloads never computes, three of twenty
-pause for a third of the hours and within others, and the rest have a load of their own.
+pause for a third of the hours and within others, and the rest have a load of their own. One of 100
+nodes is cordoned all the time.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -156,7 +157,7 @@ SELECT cluster_of(node) AS cluster, 'gpu-node-' || node AS node, time_of(-720) A
     'pool-' || pool_of(node) AS node_pool, 'p5.48xlarge' AS instance_type, 'eu-west-1' AS region,
     'eu-west-1a' AS zone, 'reserved' AS capacity_type,
     '{"kubernetes.io/hostname":"gpu-node-' || node || '"}' AS labels, '1' AS resource_version,
-    0 AS kafka_partition, node AS kafka_offset
+    0 AS kafka_partition, node AS kafka_offset, node % 100 = 0 AS unschedulable
 FROM range($gpus // 8) AS nodes(node)
 """,
     ),
@@ -174,7 +175,7 @@ FROM range(60) AS numbers(number), unnest(['lab', 'prod']) AS clusters(cluster)
 SELECT cluster_of(gpu // 8) AS cluster, 'gpu-node-' || gpu // 8 AS node,
     time_of(-720) AS in_force_from, 'GPU-' || md5(gpu::VARCHAR) AS gpu_uuid,
     model_of(gpu // 8) AS model, gpu % 8 AS gpu_index, 85899345920 AS memory_total_bytes,
-    0 AS kafka_partition, gpu AS kafka_offset
+    0 AS kafka_partition, gpu // 8 AS kafka_offset, 700000 AS power_limit_milliwatts
 FROM range($gpus) AS gpus(gpu)
 """,
     ),

@@ -347,6 +347,7 @@ REPORT: Final = Report(
         "expected_failures",
         "rate_high",
         "rate_low",
+        "cordoned_gpu_hours",
         "interrupted_gpu_hours",
     ),
     texts=frozenset({"causes", "note"}),

@@ -14,6 +14,9 @@ from gpuledger.store.pod_names import NEWEST_LAST
 from gpuledger.store.views import with_nodes
 from gpuledger_reports.capacity.allocations import USAGE, usage_limits
 from gpuledger_reports.capacity.cordons import create_cordoned
+from gpuledger_reports.capacity.power import ABOUT as ABOUT_POWER
+from gpuledger_reports.capacity.power import COLUMNS as POWER
+from gpuledger_reports.capacity.power import read_power
 from gpuledger_reports.capacity.report import (
     GPU_DIMENSIONS,
     Answer,
@@ -62,6 +65,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "fits_8": "8 GPUs",
     "fits_mig": "MIG",
     "fits_shares": "Shares",
+    **POWER,
 }
 _WHOLE: Final = 0.999
 """The minimum share of an hour that counts as the whole hour."""
@@ -213,6 +217,12 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     ((_, now),) = fleet.days(newest)
     question.advance(20)
     fits = find_fits(fleet.devices(newest))
+    gpus = {
+        gpu: key
+        for gpu, key in fleet.gpus_at(window.end_us - 1).items()
+        if question.selects(dict(zip(question.by, key, strict=True)))
+    }
+    power, unknown_limits = read_power(connection, window, gpus)
     total = _total(of_keys for _, of_keys in days)
     rows = [
         fleet.row(
@@ -220,11 +230,15 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
             **_means(now.get(key, {}), newest),
             **{f"mean_{name}": mean for name, mean in _means(hours, window).items()},
             **_fit_columns(fits.get(key)),
+            **power.get(key, {}),
         )
         for key, hours in total.items()
     ]
     rows.sort(key=lambda row: (-(row["mean_total"] or 0), -(row["mean_allocated"] or 0)))
-    return Answer(rows=rows, notes=[*_notes(filter(question.selects, rows))])
+    notes = [*_notes(filter(question.selects, rows))]
+    if power and unknown_limits:
+        notes.append(f"Power excludes GPUs whose power limit is unknown: {unknown_limits}.")
+    return Answer(rows=rows, notes=notes)
 
 
 Hours = dict[str, float]
@@ -240,10 +254,9 @@ class _Fleet:
         for cluster, node, *version in connection.execute(_NODES).fetchall():
             versions[cluster, node].append(NodeVersion(*version))
         inventory = (InventoryRow(*row) for row in connection.execute(_INVENTORY).fetchall())
-        # GPUs of one node mostly have equal stays, which are counted instead of listed.
-        self._stays = Counter(
-            stay._replace(physical_gpu="") for stay in stays_of(inventory, versions)
-        )
+        self._stays = stays_of(inventory, versions)
+        # GPUs of one node mostly have equal stays.
+        self._counts = Counter(stay._replace(physical_gpu="") for stay in self._stays)
         self._nodes = {node: effective_versions(found) for node, found in versions.items()}
 
     def _key(self, node: Node, model: str | None, time_us: int) -> Key:
@@ -274,7 +287,7 @@ class _Fleet:
         days = []
         for part in days_in(window):
             of_day = found[part.begin_us // DAY_US]
-            for stay, count in self._stays.items():
+            for stay, count in self._counts.items():
                 begin_us = max(stay.begin_us, part.begin_us)
                 if (length_us := min(stay.end_us, part.end_us) - begin_us) > 0:
                     group = self._key(stay.node, stay.model, begin_us)
@@ -307,6 +320,14 @@ class _Fleet:
             )
             for cluster, node, model, gpu, mig_profile, share, free in rows
         ]
+
+    def gpus_at(self, time_us: int) -> dict[tuple[Node, str], Key]:
+        """Return the group of each GPU that is in the fleet at a time, by node and UUID."""
+        return {
+            (stay.node, stay.physical_gpu): self._key(stay.node, stay.model, time_us)
+            for stay in self._stays
+            if stay.begin_us <= time_us < stay.end_us
+        }
 
 
 def _add(hours: Hours, more: Mapping[str, float | None]) -> None:
@@ -376,7 +397,7 @@ REPORT: Final = Report(
         " and the columns after it count the pods that would fit now if all of them had the same"
         " shape. Shapes are 1, 2, 4 or 8 whole GPUs of one node, MIG profiles, and shares of shared"
         " GPUs. A GPU is free if it was free for the whole hour. The report ignores taints, CPU and"
-        " memory of nodes."
+        " memory of nodes. " + ABOUT_POWER
     ),
     examples={
         "By model": "",
@@ -385,6 +406,10 @@ REPORT: Final = Report(
     },
     columns=COLUMNS,
     droppable=(
+        "mean_power_watts",
+        "peak_power_watts",
+        "power_limit_watts",
+        "power_headroom_watts",
         "mean_free",
         "mean_used",
         "mean_allocated",

@@ -122,6 +122,51 @@ def test_a_gpu_on_a_cordoned_node_is_allocatable_only_while_it_is_allocated(
     assert not any("unknown" in note for note in found.notes)
 
 
+POWER = ("power_limit_watts", "mean_power_watts", "peak_power_watts", "power_headroom_watts")
+
+
+def test_headroom_is_the_limit_minus_the_mean_power_of_the_peak_hour(tmp_path: Path) -> None:
+    """GPU-a and the instances of GPU-b have limits; GPU-c has none, and GPU-d is gone."""
+
+    def draws(hour: int, gpu: str, watts: int, **fields: Value) -> Row:
+        return free(hour, gpu, energy_millijoules=watts * 3_600_000, **fields)
+
+    usage = [draws(0, "GPU-a", 100), draws(2, "GPU-a", 300), draws(2, "MIG-1", 90)]
+    usage += [used(2, "pod", 0, gpu="MIG-2", parent_uuid="GPU-b", energy_millijoules=36_000_000)]
+    usage += [draws(hour, gpu, 1000) for hour in range(3) for gpu in ("GPU-c", "GPU-d")]
+    usage = [
+        {**row, "parent_uuid": "GPU-b"} if row["gpu_uuid"] == "MIG-1" else row for row in usage
+    ]
+    both = [
+        inventory_row("GPU-a", power_limit_milliwatts=650_000),
+        inventory_row("GPU-b", power_limit_milliwatts=350_000),
+    ]
+    listed = [inventory_row("GPU-d", power_limit_milliwatts=900_000), *both, inventory_row("GPU-c")]
+    # The newest version has a lower limit, and lists GPU-b without facts.
+    lower = inventory_row("GPU-a", hour=1.5, power_limit_milliwatts=600_000)
+    newest = [lower, inventory_row("GPU-b", hour=1.5), inventory_row("GPU-c", hour=1.5)]
+    store = write_store(tmp_path, usage_hourly=usage, inventory=[*listed, *newest])
+    found = answer_of(store, hours=3)
+    (row,) = found.rows
+    assert [row[name] for name in POWER] == [950, 250, 400, 550]
+    assert "Power excludes GPUs whose power limit is unknown: 1." in found.notes
+    (before,) = answer_of(store, hours=1).rows
+    assert before["power_limit_watts"] == 650 + 350 + 900
+
+
+def test_power_is_unknown_without_limits_or_energy(tmp_path: Path) -> None:
+    usage = [allocated(0, "train", gpu="GPU-a")]
+    unlimited = write_store(
+        tmp_path / "a", usage_hourly=usage, inventory=inventory("GPU-a", "GPU-b")
+    )
+    found = answer_of(unlimited)
+    assert [found.rows[0][name] for name in POWER] == [None] * 4
+    assert not any("Power" in note for note in found.notes)
+    limited = inventory("GPU-a", power_limit_milliwatts=700_000)
+    (row,) = answer_of(write_store(tmp_path / "b", usage_hourly=usage, inventory=limited)).rows
+    assert [row[name] for name in POWER] == [700, None, None, None]
+
+
 def test_gpus_belong_to_no_namespace_and_allocations_and_use_to_one(store: str) -> None:
     gpus, ns = answer_of(store, by=("pool", "namespace")).rows
     assert (gpus["pool"], gpus["namespace"]) == ("p", None)

@@ -217,6 +217,29 @@ def test_faults_finds_the_cordoned_node_with_the_hours_of_its_free_gpu(month: Mo
     assert found["a30-0"]["cordoned_gpu_hours"] == pytest.approx(month.hours_within(*cordon))
 
 
+def test_fleet_has_the_power_that_the_gpus_of_the_plan_may_draw_and_drew(month: Month) -> None:
+    """Whole GPUs draw their idle power, and the rest in proportion to their use."""
+    found = {row["node"]: row for row in month.rows("fleet", by="node")}
+    for node in month.plan.nodes:
+        row, hours = found[node.name], range(month.first_minute // 60, month.plan.minutes // 60)
+        assert row["power_limit_watts"] == sum(gpu.max_watts for gpu in node.gpus)
+        if node.losses or node.is_shared or node.gpus[0].cuts:
+            continue
+        gpu = node.gpus[0]
+        used = [0.0] * len(hours)
+        for pod in month.plan.pods_of[node]:
+            for hour in range(max(pod.start // 60, hours.start), -(-pod.end // 60)):
+                minutes = min(pod.end, hour * 60 + 60) - max(pod.start, hour * 60)
+                busy = month.plan.busy_ppm(pod, hour) / 1e6 * len(pod.used_slots)
+                used[hour - hours.start] += busy * minutes / 60
+        watts = [
+            len(node.gpus) * gpu.idle_watts + each * (gpu.max_watts - gpu.idle_watts)
+            for each in used
+        ]
+        assert row["mean_power_watts"] == pytest.approx(sum(watts) / len(watts), rel=0.001)
+        assert row["peak_power_watts"] == pytest.approx(max(watts), rel=0.001)
+
+
 @pytest.mark.parametrize(
     ("report", "by"),
     [("rightsizing", "recommendation"), ("fragmentation", "advice"), ("faults", "failures")],
