@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from gpuledger.errors import UserError
 from gpuledger.records import Category
 from gpuledger.store.schema import ENTRIES, PARTITION_COLUMN, PODS, TableSchema
-from gpuledger.store.usage_schema import NODES, PENDING_PODS, USAGE
+from gpuledger.store.usage_schema import INVENTORY, NODES, PENDING_PODS, USAGE
 from gpuledger_sinks.store.table import EntriesTable, StreamTable
 from tests.unit.sinks.builders import (
     SECOND_NS,
@@ -26,7 +26,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.store.storing import STREAM, a_row, is_committed, query, store
 
 NAMES: Final = tuple(column.name for column in ENTRIES.columns)
-TABLES: Final = (ENTRIES, USAGE, PODS, NODES, PENDING_PODS)
+TABLES: Final = (ENTRIES, USAGE, PODS, NODES, PENDING_PODS, INVENTORY)
 # Columns after this one count as added by later versions: all of them are nullable.
 FIRST, ADDED = (NAMES[: (end := NAMES.index("kafka_offset") + 1)], NAMES[end:])
 
