@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import defaultdict
 from decimal import Decimal
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import yaml
 
 from gpuledger_reports.api.answering import AnswerSettings
+from gpuledger_reports.pricing.policy_file import parse_policy
 from tests.unit.reports.api.report_requests import InlinePages, small_store
 
 FILE: Final = Path(__file__).parents[3] / "data" / "opencost-clients.yaml"
+GUIDE: Final = Path(__file__).parents[4] / "docs" / "start" / "move-from-opencost.md"
 REQUESTS: Final[list[dict[str, Any]]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
 EXPORTED: Final = """
 cpuCoreHours cpuCoreRequestAverage cpuCoreUsageAverage cpuCores cpuCost cpuCostAdjustment
@@ -89,3 +92,26 @@ def test_the_exporter_reads_a_number_in_each_of_its_columns(
     rows = [one for each in content_of(store, request_)["data"] for one in each.values()]
     assert rows
     assert {type(row[name]) for row in rows for name in EXPORTED.split()} <= {int, Decimal}
+
+
+def test_the_guide_shows_the_answer_to_its_request(store: AnswerSettings) -> None:
+    """As its jq filter prints it."""
+    page = GUIDE.read_text()
+    (request,) = re.findall(r"localhost:\$port(/allocation\?[^\"]+)", page)
+    (of_namespaces,) = content_of(store, request)["data"]
+    rows = [one for one in of_namespaces.values() if one["gpuCost"] > 0]
+
+    assert sorted(re.findall(r"^9824\t(\w+)\t(\d+)\t(\d+)$", page, re.MULTILINE)) == sorted(
+        (row["name"], f"{row['gpuHours'].normalize()}", f"{row['gpuCost'].normalize()}")
+        for row in rows
+    )
+
+
+def test_the_guide_takes_over_both_gpu_prices() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    policy = parse_policy(text)
+
+    assert [(one.capacity_type, one.per_gpu_hour) for one in policy.prices] == [
+        ("spot", Decimal("0.40")),
+        (None, Decimal("0.95")),
+    ]
