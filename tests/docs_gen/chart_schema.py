@@ -23,7 +23,7 @@ SCHEMA: Final = Path(__file__).parents[2] / "k8s" / "chart" / "values.schema.jso
 COMPONENTS: Final = ("agent", "podwatch", "join", "sink", "reports")
 _MAX_WIDTH: Final = 120
 _TEXT: Final = {"type": "string"}
-_DECIMAL: Final = {"type": ["number", "string"]}
+_DECIMAL: Final = {"$ref": "#/definitions/decimal"}
 """Numbers of price files, which may be texts."""
 _NULL: Final = {"type": "null"}
 _OMITTED: Final = frozenset({"title", "description", "default"})

@@ -79,4 +79,5 @@ def test_the_schema_accepts_price_files_and_rejects_unknown_fields(file: Path) -
     validator.validate(prices)
     assert not validator.is_valid(prices | {"price": []})
     assert not validator.is_valid(prices | {"prices": [{"name": "all", "per_hour": 1}]})
-    assert not validator.is_valid(prices | {"prices": [{"name": "all", "per_gpu_hour": [1]}]})
+    for wrong in ([1], "2,50", "dear", "0x10"):
+        assert not validator.is_valid({"prices": [{"name": "all", "per_gpu_hour": wrong}]})
