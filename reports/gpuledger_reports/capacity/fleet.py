@@ -393,8 +393,8 @@ REPORT: Final = Report(
         "Now is the last hour of the time range. A GPU is healthy while it responds, and"
         " allocatable if its allocation is also known, and it is not free on a cordoned node."
         " `Allocated` counts GPUs that are allocated to pods and jobs, `Used` the time in which"
-        " their kernels run. Columns from `Mean: allocated` on are means over the time range. `Fit`"
-        " and the columns after it count the pods that would fit now if all of them had the same"
+        " their kernels run. The three columns from `Mean: allocated` on are means over the time"
+        " range. `Fit` to `Shares` count the pods that would fit now if all of them had the same"
         " shape. Shapes are 1, 2, 4 or 8 whole GPUs of one node, MIG profiles, and shares of shared"
         " GPUs. A GPU is free if it was free for the whole hour. The report ignores taints, CPU and"
         " memory of nodes. " + ABOUT_POWER
