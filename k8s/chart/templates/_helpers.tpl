@@ -87,7 +87,14 @@ GPULEDGER_KAFKA__SECURITY_PROTOCOL: {{ .securityProtocol }}
 {{- end }}
 {{- if hasPrefix "SASL_" .securityProtocol }}
 GPULEDGER_KAFKA__SASL_MECHANISM: {{ .saslMechanism }}
+{{- if ne .saslMechanism "OAUTHBEARER" }}
 GPULEDGER_KAFKA__SASL_PASSWORD_FILE: /run/secrets/kafka/password
+{{- else if .tokenUrl }}
+GPULEDGER_KAFKA__OAUTH__TOKEN_URL: {{ .tokenUrl | quote }}
+GPULEDGER_KAFKA__OAUTH__CLIENT_SECRET_FILE: /run/secrets/kafka/password
+{{- else }}
+GPULEDGER_KAFKA__OAUTH__TOKEN_FILE: /run/secrets/kafka/token
+{{- end }}
 {{- end }}
 {{- if and .caSecret (hasSuffix "SSL" .securityProtocol) }}
 GPULEDGER_KAFKA__SSL_CA_FILE: /run/secrets/kafka/ca.crt
@@ -105,12 +112,13 @@ GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
 {{/* A component's user. A Secret that the protocol needs is not optional, so that the pod's events name it if it is missing. */}}
 {{- define "gpuledger.kafkaUser" -}}
 {{- with .root.Values.kafka -}}
-- name: GPULEDGER_KAFKA__SASL_USERNAME
+{{- $tokens := eq .saslMechanism "OAUTHBEARER" -}}
+- name: GPULEDGER_KAFKA__{{ $tokens | ternary "OAUTH__CLIENT_ID" "SASL_USERNAME" }}
   valueFrom:
     secretKeyRef:
       name: {{ .loginSecretPrefix }}-{{ $.component }}
       key: username
-      optional: {{ not (hasPrefix "SASL_" .securityProtocol) }}
+      optional: {{ not (and (hasPrefix "SASL_" .securityProtocol) (or .tokenUrl (not $tokens))) }}
 {{- end }}
 {{- end }}
 

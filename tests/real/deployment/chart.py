@@ -139,7 +139,7 @@ def render(*values: Path | Mapping[str, Any], central: str = "central") -> Rende
 
 def with_secrets(rendering: Rendering) -> Rendering:
     """Return a rendering with every Secret that its pods name."""
-    files = ("username", "password", "ca.crt", "tls.crt", "tls.key", "web.yml")
+    files = ("username", "password", "token", "ca.crt", "tls.crt", "tls.key", "web.yml")
     variables = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     named = {
         (text, each.namespace): variables if path.endswith("secretRef.name") else files

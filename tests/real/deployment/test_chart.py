@@ -64,6 +64,7 @@ OPTIONAL: Final = (
     "dashboards",
     "http",
     "kafka.env",
+    "kafka.tokenUrl",
     "kafka.trial",
     "openshift",
     "prices",

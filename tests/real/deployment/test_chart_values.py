@@ -33,6 +33,7 @@ CHANGED: Final[dict[str, object]] = {
     "prometheusUrl": "http://other",
     "kafka.securityProtocol": "SASL_PLAINTEXT",
     "kafka.saslMechanism": "PLAIN",
+    "kafka.tokenUrl": "https://other",
     "agent.kubeletPath": "/other",
     "agent.spoolPath": "/other",
     "tolerations": [{"key": "other", "operator": "Exists"}],
@@ -64,6 +65,11 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
         "kafka.trial.enabled and kafka.bootstrapServers",
     ),
     ({"kafka": {"env": {"OTHER": "1"}}}, 'kafka.env: invalid value "OTHER"; use names of'),
+    (
+        {"kafka": {"env": {"GPULEDGER_KAFKA__SASL_MECHANISM": "PLAIN"}}},
+        "SASL_MECHANISM: the chart sets this variable; set the value kafka.saslMechanism instead",
+    ),
+    ({"kafka": {"tokenUrl": "http://login"}}, "kafka.tokenUrl: invalid value"),
     ({"image": {"registry": "https://registry.example.com"}}, "write HOST/PATH"),
     ({"store": {"uri": "/mnt/store"}}, "write s3://BUCKET/PATH"),
     (

@@ -53,6 +53,9 @@ WORKLOADS: Final = (
     "gpuledger-topics",
 )
 SECRET: Final = "/run/secrets/kafka"
+USER: Final = ("GPULEDGER_KAFKA__SASL_USERNAME", "GPULEDGER_KAFKA__OAUTH__CLIENT_ID")
+TOKENS: Final = {"securityProtocol": "SASL_SSL", "saslMechanism": "OAUTHBEARER"}
+TOKEN_URL: Final = "https://login.example.com/oauth2/token"
 WITHOUT_KAFKA: Final = ("store-maintain", "reports", "bill")
 
 
@@ -179,6 +182,22 @@ def test_brokers_without_authentication_need_only_their_addresses(
         assert (kafka.bootstrap_servers, kafka.security_protocol) == ("broker-1:9092", "PLAINTEXT")
 
 
+@for_each("url", ["", TOKEN_URL])
+def test_tokens_replace_the_users(url: str, helm: Helm, tmp_path: Path) -> None:
+    """A token in the Secret, or the credentials with which the component gets tokens."""
+    rendering = with_secrets(render(PRODUCTION, ROWS, {"kafka": {**TOKENS, "tokenUrl": url}}))
+
+    for workload in on_kafka(rendering):
+        kafka = kafka_settings(workload, tmp_path / "files")
+        oauth = kafka.oauth
+        assert kafka.uses_tokens
+        assert oauth.token_url == url
+        given = oauth.client_secret if url else oauth.token
+        assert given is not None
+        assert given.read(name="secret") == "secret"
+        assert (oauth.client_id == "secret") or not url
+
+
 @for_each(
     "kafka,needed",
     [
@@ -187,6 +206,8 @@ def test_brokers_without_authentication_need_only_their_addresses(
         ({"securityProtocol": "SSL", "clientCertificates": True}, {"ca", "files"}),
         ({"securityProtocol": "SASL_PLAINTEXT"}, {"files", "user"}),
         ({"securityProtocol": "SASL_SSL"}, {"ca", "files", "user"}),
+        ({**TOKENS, "tokenUrl": TOKEN_URL}, {"ca", "files", "user"}),
+        (TOKENS, {"ca", "files"}),
     ],
 )
 def test_a_secret_that_the_protocol_needs_is_not_optional(
@@ -202,7 +223,7 @@ def test_a_secret_that_the_protocol_needs_is_not_optional(
         (user,) = [
             one["valueFrom"]["secretKeyRef"]
             for one in workload.container["env"]
-            if one["name"] == "GPULEDGER_KAFKA__SASL_USERNAME"
+            if one["name"] in USER
         ]
         secrets = dict(zip(("ca", "files"), [one["secret"] for one in sources], strict=True))
 
