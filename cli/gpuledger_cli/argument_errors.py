@@ -118,6 +118,7 @@ def _see_help(chain: Sequence[str]) -> str:
 
 def _choice(argument: Argument, value: str = "") -> str:
     """Return the remedy for an argument with choices; empty if it accepts other values."""
-    if get_origin(argument.hint) is not Literal:
+    hint = get_args(argument.hint)[0] if get_origin(argument.hint) is list else argument.hint
+    if get_origin(hint) is not Literal:
         return ""
-    return find_remedy(value, [str(choice) for choice in get_args(argument.hint)])
+    return find_remedy(value, [str(choice) for choice in get_args(hint)])

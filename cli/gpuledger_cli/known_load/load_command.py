@@ -15,7 +15,7 @@ from gpuledger.errors import ArgumentError, UserError
 from gpuledger.time_ranges import write_moment
 from gpuledger_cli.known_load.cuda_load import load_gpu
 from gpuledger_cli.known_load.request import LoadRequest, LoadResult
-from gpuledger_cli.known_load.simulated_load import SimulatedLoad
+from gpuledger_cli.known_load.simulated_load import SimulatedLoad, room_bytes
 from gpuledger_cli.long_work import run_cancellable
 from gpuledger_cli.option_help import duration_option, epilogue, limits, parse_seconds
 
@@ -95,6 +95,13 @@ def load(
 
 
 def _simulate(request: LoadRequest, file: Path) -> LoadResult:
+    largest = room_bytes() // request.processes
+    if request.process_bytes > largest:
+        raise ArgumentError(
+            "--memory-mib",
+            f"invalid value {request.process_bytes // _MIB}; the simulated GPU has room for"
+            f" {largest // _MIB} in each process",
+        )
     played = SimulatedLoad(request, epoch_ns=time.time_ns())
     try:
         command = played.write(file.absolute())

@@ -7,13 +7,21 @@ from typing import Any, Final
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger_cli.known_load.request import LoadRequest, LoadResult
 from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.device import describe_gpu
 from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.schema import GpuGroup
 from gpuledger_simulator.simulation import Simulation
 
 _NODE: Final = "gpuledger-load"
 _MODEL: Final = "NVIDIA H100 80GB HBM3"
 _TRIALS: Final = 12
 _TRIAL_SECONDS: Final = 30.0
+
+
+def room_bytes() -> int:
+    """Return the memory of the simulated GPU that processes can use."""
+    facts = describe_gpu(GpuGroup(model=_MODEL), uuid="", index=0)
+    return facts.memory_bytes - facts.model.reserved_bytes
 
 
 class SimulatedLoad:

@@ -388,6 +388,14 @@ def test_help_is_printed_if_the_terminal_reports_a_width_of_0() -> None:
             "--format: invalid value 'x'; give strimzi or acls",
         ),
         (
+            ["doctor", "--receiver", "prometheus"],
+            "--receiver: invalid value 'prometheus'; give remote_write or alerts",
+        ),
+        (
+            ["doctor", "--as", "sink-remote-write"],
+            "--as: invalid value 'sink-remote-write'; did you mean `remote_write`?",
+        ),
+        (
             ["topics", "create", "--partitions", "x"],
             "--partitions: invalid value 'x'; give a whole number",
         ),

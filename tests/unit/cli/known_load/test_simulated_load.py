@@ -47,6 +47,9 @@ def test_a_load_that_does_not_fit_the_gpu_is_refused(
 ) -> None:
     file = f"--scenario={tmp_path / 'load.yaml'}"
     assert main(["load", "--simulated", file, "--memory-mib=50000", "--processes=2"]) == 2
-    assert "memory" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "gpuledger: --memory-mib: invalid value 50000; the simulated GPU has room for 40494 in each"
+        " process\n"
+    )
     assert main(["load", "--simulated", "--scenario", str(tmp_path / "no" / "l"), "--for=1s"]) == 2
     assert "--scenario: cannot write" in capsys.readouterr().err
