@@ -1,6 +1,6 @@
 """Nodes with GPUs on a real control plane; a thread plays their kubelets.
 
-It runs the agents' containers as processes, as their pods on the API server say, and answers that
+It runs gpuledger's containers as processes, as the objects on the API server say, and answers that
 all other pods run. Scheduler and controllers are real.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.real.deployment.rendering import Rendering
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
@@ -28,20 +28,21 @@ _OBJECTS: Final = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Secret": ("/api/v1", "secrets"),
     "DaemonSet": ("/apis/apps/v1", "daemonsets"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
 }
 
 
 @dataclass
 class PlayedNodes:
-    """Nodes whose pods run, the agents as processes."""
+    """Nodes whose pods run, those of gpuledger as processes."""
 
     installation: Installation
-    overridden: Mapping[str, str]
+    overridden: Mapping[str, str] = field(default_factory=dict)
     """Variables of agents that differ from the rendered ones, because there is no GPU here."""
     addresses: dict[str, str] = field(default_factory=dict)
     """The addresses on which processes listen, by the addresses of their pods."""
-    agents: dict[str, Component] = field(default_factory=dict)
-    """The agents that run, by the names of their pods."""
+    components: dict[str, Component] = field(default_factory=dict)
+    """The processes that run, by the names of their pods."""
 
     def __post_init__(self) -> None:
         self._end = threading.Event()
@@ -61,8 +62,8 @@ class PlayedNodes:
     ) -> None:
         self._end.set()
         self._thread.join()
-        for agent in self.agents.values():
-            agent.kill()
+        for component in self.components.values():
+            component.kill()
         if self._errors:
             raise self._errors[0]
 
@@ -105,16 +106,17 @@ class PlayedNodes:
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         if _is_deleted(pod):
-            if agent := self.agents.pop(metadata["name"], None):
-                agent.stop()
+            if component := self.components.get(metadata["name"]):
+                component.stop()
+                del self.components[metadata["name"]]
             self.installation.api.request("DELETE", path, {"gracePeriodSeconds": 0})
         elif "nodeName" in pod["spec"] and pod["status"].get("phase") != "Running":
             self._pods += 1
             address = f"10.0.1.{self._pods}"
-            if metadata.get("labels", {}).get("app.kubernetes.io/component") == "agent":
-                agent = self._start(pod)
-                self.agents[metadata["name"]] = agent
-                self.addresses[address] = agent.health.removeprefix("http://")
+            if metadata.get("labels", {}).get("app.kubernetes.io/name") == "gpuledger":
+                component = self._start(pod)
+                self.components[metadata["name"]] = component
+                self.addresses[address] = component.health.removeprefix("http://")
             now = metadata["creationTimestamp"]
             ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
             status = {
@@ -129,15 +131,15 @@ class PlayedNodes:
             )
 
     def _start(self, pod: Mapping[str, Any]) -> Component:
-        """Start the container of an agent's pod, with the files of its namespace."""
+        """Start the container of a pod, with the files of its namespace."""
         namespace, node = pod["metadata"]["namespace"], pod["spec"]["nodeName"]
-        (owner,) = pod["metadata"]["ownerReferences"]
+        component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
         here = replace(
             self.installation,
             folder=self.installation.folder / pod["metadata"]["name"],
-            overridden={**self.overridden, "NODE_NAME": node},
+            overridden={**self.overridden, "NODE_NAME": node} if component == "agent" else {},
         )
-        return here.start(self._objects(namespace).workload(owner["name"]))
+        return here.start(self._objects(namespace).workload(f"gpuledger-{component}"))
 
     def _objects(self, namespace: str) -> Rendering:
         """Return the objects of a namespace from the API server that a container reads."""
@@ -161,18 +163,14 @@ def _is_deleted(pod: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def pods_of(names: Sequence[str], *, namespace: str, node: str, gpus: int) -> list[dict[str, Any]]:
-    """Return pods that request GPUs of a node."""
-    limits = {GPUS: str(gpus)}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {
-                "nodeSelector": {"kubernetes.io/hostname": node},
-                "containers": [{"name": "main", "image": "cuda", "resources": {"limits": limits}}],
-            },
-        }
-        for name in names
-    ]
+def pod_of(played: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pod of a scenario as an object, which its scheduler binds to its node."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": played["name"], "namespace": played["namespace"]},
+        "spec": {
+            "nodeSelector": {"kubernetes.io/hostname": played["node"]},
+            "containers": [{"name": one["name"], "image": "cuda"} for one in played["containers"]],
+        },
+    }

@@ -6,7 +6,10 @@ real. Nodes are played: agents run as processes with simulated GPUs, other pods 
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,14 +19,17 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml
 
+from gpuledger_simulator.identities import write_uids
 from tests.real.deployment.installation import Installation, eventually
 from tests.real.deployment.test_cluster import MAY, MAY_NOT
-from tests.real.played_nodes import NODE_LABELS, PlayedNodes, pods_of
+from tests.real.end_to_end.components import BIN
+from tests.real.played_nodes import NODE_LABELS, PlayedNodes, pod_of
 from tests.real.services.autoscaling import ControllerManager
 from tests.real.services.cluster_tools import Helm, Kubectl
 from tests.real.services.kube_client import KubeApiError
 from tests.real.services.kubelet_node import Scheduler
 from tests.real.services.page import serving
+from tests.real.services.prometheus import CONFIG
 from tests.real.services.prometheus_operator import PrometheusOperator, configuration_of
 from tests.real.services.starter import Starter
 from tests.real.test_dcgm_deployments import PANELS, TOTALS
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real.end_to_end.components import Component
+    from tests.real.services.kafka import Kafka
     from tests.real.services.kubernetes import KubeApi
     from tests.real.services.prometheus import Prometheus
 
@@ -64,8 +71,92 @@ pods:
         processes:
           - {command: chat, gpus: [0], load: {busy_ratio: 0.4}, memory_bytes: 37_580_963_840}
 """
+SHARED: Final = """
+name: shared
+seed: 5
+nodes:
+  - {name: gpu-a, gpus: [{model: NVIDIA L4, count: 2}]}
+  - name: gpu-b
+    gpus:
+      - {model: NVIDIA H100 80GB HBM3, count: 2}
+      - {model: NVIDIA H100 80GB HBM3, mig: [{instances: [3g.40gb, 1g.10gb]}]}
+pods:
+  # cGPU. The first pod uses more than its share.
+  - namespace: serving
+    name: greedy-0
+    node: gpu-a
+    annotations: {scheduler.framework.gpushare.allocation: '{"0":{"1":6}}'}
+    containers:
+      - name: main
+        devices: [{gpu: 0, replica: 0, resource: aliyun.com/gpu-mem, ids: gpu-mem}]
+        processes:
+          - {command: greedy, gpus: [1], load: {busy_ratio: 0.3}, memory_bytes: 8_589_934_592}
+  - namespace: serving
+    name: modest-0
+    node: gpu-a
+    annotations: {scheduler.framework.gpushare.allocation: '{"0":{"1":12}}'}
+    containers:
+      - name: main
+        devices: [{gpu: 0, replica: 1, resource: aliyun.com/gpu-mem, ids: gpu-mem}]
+        processes:
+          - {command: modest, gpus: [1], load: {busy_ratio: 0.2}, memory_bytes: 4_294_967_296}
+  # KAI Scheduler.
+  - namespace: kai-resource-reservation
+    name: gpu-reservation-1
+    node: gpu-b
+    labels: {runai-gpu-group: one}
+    containers: [{name: resource-reservation, devices: [{gpu: 0}]}]
+  - namespace: research
+    name: half-0
+    node: gpu-b
+    labels: {runai-gpu-group: one}
+    annotations: {gpu-fraction: "0.5"}
+    containers:
+      - name: main
+        devices: []
+        processes:
+          - {command: half, gpus: [0], load: {busy_ratio: 0.4}, memory_bytes: 21_474_836_480}
+  # Time-slicing.
+  - namespace: serving
+    name: sliced-0
+    node: gpu-b
+    containers:
+      - name: main
+        devices: [{gpu: 1, replica: 0}]
+        processes:
+          - {command: sliced, gpus: [1], load: {busy_ratio: 0.4}, memory_bytes: 17_179_869_184}
+  - namespace: serving
+    name: sliced-1
+    node: gpu-b
+    containers: [{name: main, devices: [{gpu: 1, replica: 1}]}]
+  # MIG.
+  - namespace: research
+    name: instance-0
+    node: gpu-b
+    containers:
+      - name: main
+        devices: [{gpu: 2, instance: 0}]
+        processes:
+          - command: instance
+            gpus: [2]
+            instance: 0
+            load: {busy_ratio: 0.5}
+            memory_bytes: 10_737_418_240
+"""
+USERS: Final = {
+    "gpu-a": {"serving/greedy-0": ("6.0/8.0", 30), "serving/modest-0": ("12.0/4.0", 20)},
+    "gpu-b": {
+        "research/half-0": ("39.8/20.0", 40),
+        "research/instance-0": ("39.5/10.0", 50),
+        "serving/sliced-0": ("39.8/16.0", 40),
+        "serving/sliced-1": ("39.8/0.0", 0),
+    },
+}
+"""GiB allocated and used by each pod of that scenario, and the percentage of busy time."""
 CONTROLLERS: Final = (
     "daemonset-controller",
+    "deployment-controller",
+    "replicaset-controller",
     "endpointslice-controller",
     "serviceaccount-controller",
     "garbage-collector-controller",
@@ -144,12 +235,49 @@ class Cluster:
         for script in scripts:
             self.installation.run(REGISTRY + script)
 
+    def gpuledger(self, command: str, kafka: Kafka) -> str:
+        """Return what a command of gpuledger prints, with these brokers."""
+        program, *arguments = command.split()
+        servers = {"GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+        return subprocess.run(
+            [BIN / program, *arguments],
+            env={**os.environ, **servers},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+
+    def remove(self) -> None:
+        """Remove all releases, and wait until nothing of them runs."""
+        for namespace in (AGENTS, "gpuledger"):
+            self.run(f"helm uninstall --ignore-not-found --namespace {namespace} gpuledger")
+        eventually(lambda: not self.nodes.components)
+
     def install(self, *scripts: str) -> None:
         """Run commands in a cluster without agents, until all agents run as told."""
-        self.run("helm uninstall --ignore-not-found --namespace gpuledger-agent gpuledger")
-        eventually(lambda: not self.nodes.agents)
+        self.remove()
         self.run("kubectl delete namespace --ignore-not-found gpuledger-agent", *scripts)
         self.run("kubectl rollout status --namespace gpuledger-agent daemonset/gpuledger-agent")
+
+    def play(self, scenario: str) -> None:
+        """Create a scenario's pods, and let agents that start from now on simulate it."""
+        kube, file = self.installation.api, self.folder / "scenario.yaml"
+        file.write_text(scenario)
+        uids = {}
+        for pod in yaml.safe_load(scenario)["pods"]:
+            kube.create_namespace(pod["namespace"])
+            made = pod_of(pod)
+            eventually(lambda made=made: is_applied(kube, made))  # type: ignore[misc]  # a default is how a loop's value is bound
+            _, found = kube.request("GET", kube.path_of(made))
+            uids[f"{pod['namespace']}/{pod['name']}"] = found["metadata"]["uid"]
+        now_ns = time.time_ns()
+        write_uids(self.folder / "uids.json", epoch_ns=now_ns, uids=uids)
+        self.nodes.overridden = {
+            "GPULEDGER_SOURCE": f"simulated:{file}",
+            "GPULEDGER_SIMULATOR__EPOCH_NS": str(now_ns),
+            "GPULEDGER_SIMULATOR__UIDS_FILE": str(self.folder / "uids.json"),
+        }
 
     def configuration(self, *, agents: int, rules: int, namespace: str = MONITORING) -> str:
         """Return the operator's configuration once it has this many targets and files of rules."""
@@ -208,21 +336,14 @@ def cluster(
             folder=folder,
             values={},
         )
-        (folder / "scenario.yaml").write_text(SCENARIO)
-        overridden = {"GPULEDGER_SOURCE": f"simulated:{folder / 'scenario.yaml'}"}
-        with PlayedNodes(installation, overridden) as nodes:
+        with PlayedNodes(installation) as nodes:
             nodes.add(*NODES, gpus=2, labels=NODE_LABELS)
             kube.create_namespace(MONITORING)
             kube.apply(RUNTIME)
             kube.apply(SERVER)
-            for name, namespace, node in (
-                ("train-0", "research", "gpu-a"),
-                ("chat-0", "serving", "gpu-b"),
-            ):
-                kube.create_namespace(namespace)
-                (pod,) = pods_of([name], namespace=namespace, node=node, gpus=1)
-                eventually(lambda made=pod: is_applied(kube, made))  # type: ignore[misc]  # a default is how a loop's value is bound
-            yield Cluster(installation=installation, nodes=nodes, folder=folder)
+            made = Cluster(installation=installation, nodes=nodes, folder=folder)
+            made.play(SCENARIO)
+            yield made
     finally:
         starter.end()
 
@@ -397,7 +518,7 @@ def test_the_agent_runs_next_to_the_gpu_operators_exporter(
     config = yaml.safe_load(cluster.configuration(agents=len(NODES), rules=0))
 
     with ExitStack() as pages:
-        for agent in cluster.nodes.agents.values():
+        for agent in cluster.nodes.components.values():
             address = pages.enter_context(serving(lambda agent=agent: dcgm_exporter(agent)))  # type: ignore[misc]  # as above
             job = page_job(f"nvidia-dcgm-exporter-{address}", address)
             config["scrape_configs"].append(job)
@@ -417,3 +538,63 @@ def test_the_agent_runs_next_to_the_gpu_operators_exporter(
     eventually(lambda: nodes_of(cluster) == [second])
     cluster.nodes.label(first, {OPERAND: "true"})
     eventually(lambda: nodes_of(cluster) == [*NODES])
+
+
+def test_shares_of_gpus_are_shown_beside_their_use_and_a_pod_above_its_share_fires(
+    cluster: Cluster, kafka_of_this_run: Kafka, start_prometheus: Callable[..., Prometheus]
+) -> None:
+    rules = yaml.safe_load((ROOT / "k8s/chart/rules/gpuledger.rules.yaml").read_text())
+    (rule,) = (
+        one
+        for group in rules["groups"]
+        for one in group["rules"]
+        if one.get("alert") == "GpuMemoryOverShare"
+    )
+    file = cluster.folder / "over-share.rules.yaml"
+    group = {"name": "gpuledger-gpus", "rules": [{**rule, "for": "1s"}]}
+    file.write_text(yaml.safe_dump({"groups": [group]}))
+    prometheus = start_prometheus(config=f"{CONFIG}rule_files: [{file}]\n")
+    one = {"replicas": 1}
+    cluster.installation.values = {
+        "kafka": {"bootstrapServers": kafka_of_this_run.bootstrap_servers},
+        "agent": {"readKubelet": True},
+        "join": one,
+        "podwatch": one,
+        "sinks": {"settings": {"remote_write": {"url": prometheus.remote_write_url}}},
+        "sinkStore": {"enabled": False},
+        "sinkAlerts": {"enabled": False},
+    }
+    assert "`agent.readKubelet: true`" in section("guides/sharing.md", "Share GPUs by annotations")
+    cluster.play(SHARED)
+    try:
+        cluster.remove()
+        cluster.installation.install()
+        cluster.installation.run_topics_job()
+        firing = prometheus.await_query('ALERTS{alertstate="firing"}', deadline_seconds=100)
+        assert [one["metric"]["pod"] for one in firing] == ["greedy-0"]
+
+        *_, details = blocks("guides/sharing.md", "Check the result")
+        for node, users in USERS.items():
+            shown = cluster.gpuledger(details.replace("gpu-node-7", node), kafka_of_this_run)
+            rows = re.findall(r"^(\w+/\S+) .*?(\d\S+), (\d+)%", shown, re.MULTILINE)
+            assert {pod: memory for pod, memory, _ in rows} == {
+                pod: memory for pod, (memory, _) in users.items()
+            }
+            assert {pod: int(busy) for pod, _, busy in rows} == {
+                pod: pytest.approx(busy, abs=10) for pod, (_, busy) in users.items()
+            }
+        summary = cluster.gpuledger("gpuledger inspect", kafka_of_this_run).splitlines()
+        assert [line.split() for line in summary[1:3]] == [
+            ["gpu-a", "0.0/0.6/22.5", "18.0/12.6/22.5", "-", "18.0/13.1/45.0"],
+            ["gpu-b", "39.8/20.6/79.6", "79.6/16.6/79.6", "39.5/10.0/49.4", "159.0/47.1/208.7"],
+        ]
+        stated = {
+            component.readyz()["checks"]["allocations"]["detail"]
+            for component in cluster.nodes.components.values()
+            if component.name == AGENTS
+        }
+        assert stated == {
+            f"{count} allocations are stated by annotations of pods" for count in (1, 2)
+        }
+    finally:
+        cluster.remove()
