@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.real.deployment.rendering import Rendering
+from tests.real.services import web
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from tests.real.deployment.installation import Installation
     from tests.real.end_to_end.components import Component
 
-GPUS: Final = "nvidia.com/gpu"
 NODE_LABELS: Final = {"nvidia.com/gpu.present": "true"}
 _PERIOD_SECONDS: Final = 0.2
 _PATCH: Final = "application/merge-patch+json"
@@ -67,10 +68,10 @@ class PlayedNodes:
         if self._errors:
             raise self._errors[0]
 
-    def add(self, *names: str, gpus: int, labels: Mapping[str, str]) -> None:
-        """Create ready nodes with GPUs."""
+    def add(self, *names: str, labels: Mapping[str, str]) -> None:
+        """Create ready nodes."""
         for name in names:
-            resources = {"cpu": "64", "memory": "512Gi", "pods": "110", GPUS: str(gpus)}
+            resources = {"cpu": "64", "memory": "512Gi", "pods": "110"}
             metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}}
             self._request("POST", "/api/v1/nodes", {"metadata": metadata})
             status = {
@@ -111,24 +112,29 @@ class PlayedNodes:
                 del self.components[metadata["name"]]
             self.installation.api.request("DELETE", path, {"gracePeriodSeconds": 0})
         elif "nodeName" in pod["spec"] and pod["status"].get("phase") != "Running":
-            self._pods += 1
-            address = f"10.0.1.{self._pods}"
             if metadata.get("labels", {}).get("app.kubernetes.io/name") == "gpuledger":
-                component = self._start(pod)
-                self.components[metadata["name"]] = component
-                self.addresses[address] = component.health.removeprefix("http://")
-            now = metadata["creationTimestamp"]
-            ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
-            status = {
-                "phase": "Running",
-                "podIP": address,
-                "podIPs": [{"ip": address}],
-                "conditions": [ready],
-                "startTime": now,
-            }
-            self.installation.api.request(
-                "PATCH", f"{path}/status", {"status": status}, content_type=_PATCH
-            )
+                if metadata["name"] not in self.components:
+                    self.components[metadata["name"]] = self._start(pod)
+                if not _is_ready(pod, self.components[metadata["name"]]):
+                    return
+            self._set_running(pod, path)
+
+    def _set_running(self, pod: Mapping[str, Any], path: str) -> None:
+        self._pods += 1
+        address = f"10.0.1.{self._pods}"
+        if component := self.components.get(pod["metadata"]["name"]):
+            self.addresses[address] = component.health.removeprefix("http://")
+        now = pod["metadata"]["creationTimestamp"]
+        status = {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
+            "startTime": now,
+        }
+        self.installation.api.request(
+            "PATCH", f"{path}/status", {"status": status}, content_type=_PATCH
+        )
 
     def _start(self, pod: Mapping[str, Any]) -> Component:
         """Start the container of a pod, with the files of its namespace."""
@@ -161,6 +167,14 @@ class PlayedNodes:
 
 def _is_deleted(pod: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
+
+
+def _is_ready(pod: Mapping[str, Any], component: Component) -> bool:
+    probe = pod["spec"]["containers"][0]["readinessProbe"]["httpGet"]["path"]
+    try:
+        return web.fetch(component.health + probe).status == HTTPStatus.OK
+    except OSError:
+        return False
 
 
 def pod_of(played: Mapping[str, Any]) -> dict[str, Any]:
