@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from grpclib.const import Cardinality, Handler
-from grpclib.encoding.base import CodecBase
 from grpclib.server import Server, Stream
-from typing_extensions import override
 
 from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.grpc_codec import BytesCodec
+from gpuledger.protobuf import write_field
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_simulator.device import SimulatedGpu
 from gpuledger_simulator.gpu_models import SimulatedInstance
@@ -86,13 +86,14 @@ class SimulatedKubelet:
     async def list_pods(self) -> bytes:
         """Return the current response of `v1.PodResourcesLister/List`, encoded."""
         return b"".join(
-            _field(1, write_pod(pod, self._devices, node=self._node)) for pod in self.listed_pods()
+            write_field(1, write_pod(pod, self._devices, node=self._node))
+            for pod in self.listed_pods()
         )
 
     async def list_allocatable(self) -> bytes:
         """Return the response of `v1.PodResourcesLister/GetAllocatableResources`, encoded."""
         return b"".join(
-            _field(1, _text(1, resource) + _text(2, device_id))
+            write_field(1, write_field(1, resource) + write_field(2, device_id))
             for resource, device_id in self._allocatable
         )
 
@@ -222,10 +223,6 @@ def plugin_id(device: PluginDevice, gpu: SimulatedGpu, instance: SimulatedInstan
     return uuid if replica is None else f"{uuid}::{replica}"
 
 
-_LENGTH_DELIMITED: Final = 2
-_SEVEN_BITS: Final = 0x7F
-
-
 def write_pod(
     pod: PlannedPod, devices: Mapping[Container, Sequence[AssignedDevice]], *, node: str
 ) -> bytes:
@@ -236,65 +233,39 @@ def write_pod(
     and its bytes.
     """
     name, namespace = pod.spec.name, pod.spec.namespace
-    parts = [_text(1, name), _text(2, namespace)]
+    parts = [write_field(1, name), write_field(2, namespace)]
     for container in pod.spec.containers:
         assigned = devices[pod.key, container.name]
         plugged = [
-            _field(2, _text(1, device.resource) + _text(2, device.device_id))
+            write_field(2, write_field(1, device.resource) + write_field(2, device.device_id))
             for device in assigned
             if device.claim is None
         ]
         claimed = [
-            _field(5, write_claim(device, device.claim, namespace=namespace, node=node))
+            write_field(5, write_claim(device, device.claim, namespace=namespace, node=node))
             for device in assigned
             if device.claim
         ]
-        parts.append(_field(3, b"".join((_text(1, container.name), *plugged, *claimed))))
+        parts.append(write_field(3, b"".join((write_field(1, container.name), *plugged, *claimed))))
     return b"".join(parts)
 
 
 def write_claim(device: AssignedDevice, claim: str, *, namespace: str, node: str) -> bytes:
     """Return an encoded `DynamicResource` message with one device, its CDI name and its driver."""
-    cdi = _text(1, f"k8s.{device.resource}/claim={claim}-{device.device_id}")
-    names = _text(2, device.resource) + _text(3, node) + _text(4, device.device_id)
-    return _text(2, claim) + _text(3, namespace) + _field(4, _field(1, cdi) + names)
-
-
-def _text(number: int, text: str) -> bytes:
-    return _field(number, text.encode())
-
-
-def _field(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    # Seven bits per byte, lowest first; the eighth bit marks that another byte follows.
-    written = bytearray()
-    while value > _SEVEN_BITS:
-        written.append(value & _SEVEN_BITS | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
+    cdi = write_field(1, f"k8s.{device.resource}/claim={claim}-{device.device_id}")
+    names = (
+        write_field(2, device.resource) + write_field(3, node) + write_field(4, device.device_id)
+    )
+    return (
+        write_field(2, claim)
+        + write_field(3, namespace)
+        + write_field(4, write_field(1, cdi) + names)
+    )
 
 
 _METHOD = "/v1.PodResourcesLister/List"
 _ALLOCATABLE_METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
 _LINK_SECONDS = 1.0
-
-
-class _Bytes(CodecBase):
-    """Passes messages through as bytes, because this module encodes messages by hand."""
-
-    __content_subtype__ = "proto"
-
-    @override
-    def encode(self, message: bytes, message_type: type[bytes]) -> bytes:
-        return message
-
-    @override
-    def decode(self, data: bytes, message_type: type[bytes]) -> bytes:
-        return data
 
 
 class _Lister:
@@ -331,7 +302,7 @@ async def serve_kubelet(
             link_logs(kubelet, logs)
             await asyncio.sleep(_LINK_SECONDS)
 
-    server = Server([_Lister(kubelet)], codec=_Bytes())
+    server = Server([_Lister(kubelet)], codec=BytesCodec())
     await server.start(path=str(socket))
     linking = asyncio.create_task(keep_links(logs)) if logs else None
     try:

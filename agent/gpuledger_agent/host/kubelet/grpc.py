@@ -5,11 +5,11 @@ from typing import Final
 
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Status
-from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
+from gpuledger.grpc_codec import BytesCodec
 from gpuledger.texts import readable
 from gpuledger_agent.host.kubelet.messages import KubeletError
 
@@ -20,20 +20,6 @@ _REASONS: Final = {
 }
 
 
-class _RawCodec(CodecBase):
-    """Sends and returns messages as bytes, without encoding or decoding them."""
-
-    __content_subtype__ = "proto"
-
-    @override
-    def encode(self, message: bytes, message_type: type[bytes]) -> bytes:
-        return message
-
-    @override
-    def decode(self, data: bytes, message_type: type[bytes]) -> bytes:
-        return data
-
-
 class _BoundedChannel(Channel):
     """A connection that is closed if it receives more than `max_bytes`.
 
@@ -41,7 +27,7 @@ class _BoundedChannel(Channel):
     """
 
     def __init__(self, socket: Path, *, max_bytes: int) -> None:
-        super().__init__(path=str(socket), codec=_RawCodec())
+        super().__init__(path=str(socket), codec=BytesCodec())
         self._left_bytes = max_bytes
         self.overran = False
 

@@ -1,17 +1,17 @@
 """Parses the responses of the kubelet's `v1.PodResourcesLister`: the devices of containers.
 
 Only the fields that concern devices are parsed, by their numbers in Kubernetes'
-`pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are ignored. The parser supports the
-part of the Protocol Buffers wire format that these messages use. ADR 010 explains why generated
-code is not used; tests compare the results with the results of the Protocol Buffers library.
+`pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are ignored. ADR 010 explains why
+generated code is not used; tests compare the results with those of the Protocol Buffers library.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from gpuledger.errors import UnavailableError
+from gpuledger.protobuf import MessageFields
 
 _EXPLAINED: Final[Mapping[str, str]] = {
     "missing": "the socket does not exist",
@@ -27,52 +27,6 @@ class KubeletError(UnavailableError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(_EXPLAINED.get(reason) or detail or reason)
         self.reason = reason
-
-
-_VARINT: Final = 0
-_FIXED_BYTES: Final = {1: 8, 5: 4}
-_LENGTH: Final = 2
-_MAX_VARINT_BYTES: Final = 10
-_MORE: Final = 0x80
-
-
-def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each length-delimited field of a message.
-
-    All other fields are skipped.
-
-    Raise `ValueError` if the message is malformed.
-    """
-    position, end = 0, len(message)
-    while position < end:
-        tag, position = _read_varint(message, position)
-        number, kind = tag >> 3, tag & 7
-        if kind == _LENGTH:
-            size, position = _read_varint(message, position)
-            if position + size > end:
-                raise ValueError(f"field {number} is {position + size - end} bytes too long")
-            yield number, message[position : position + size]
-            position += size
-        # Skip numeric fields, because they do not concern devices.
-        elif kind == _VARINT:
-            _, position = _read_varint(message, position)
-        elif kind in _FIXED_BYTES:
-            position += _FIXED_BYTES[kind]
-        else:
-            raise ValueError(f"unknown wire type: {kind}")
-    if position > end:
-        raise ValueError("the last field is truncated")
-
-
-def _read_varint(message: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    for byte in message[position : position + _MAX_VARINT_BYTES]:
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if not byte & _MORE:
-            return value, position
-        shift += 7
-    raise ValueError("a number is truncated or too long")
 
 
 METHOD: Final = "/v1.PodResourcesLister/List"
@@ -132,31 +86,6 @@ class PodResources(msgspec.Struct, frozen=True, kw_only=True):
     """The pod's namespace."""
     containers: list[ContainerResources]
     """The pod's containers."""
-
-
-class MessageFields:
-    """The length-delimited fields of one message, by number."""
-
-    def __init__(self, message: bytes) -> None:
-        """Parse a message; raises ValueError if it is malformed."""
-        self._values: dict[int, list[bytes]] = {}
-        for number, value in read_fields(message):
-            self._values.setdefault(number, []).append(value)
-
-    def text(self, number: int) -> str:
-        """Return a field's text; an empty text if the field is missing.
-
-        If the field occurs more than once, the last value counts; the wire format requires this.
-        """
-        return self._values[number][-1].decode() if number in self._values else ""
-
-    def texts(self, number: int) -> list[str]:
-        """Return all texts of a repeated field."""
-        return [value.decode() for value in self._values.get(number, ())]
-
-    def messages(self, number: int) -> "list[MessageFields]":
-        """Return all messages of a repeated field."""
-        return [MessageFields(value) for value in self._values.get(number, ())]
 
 
 def parse_answer(answer: bytes) -> list[PodResources]:
