@@ -70,7 +70,7 @@ USES: Final = (
     TopicUse(
         topic="events",
         writers=("join",),
-        readers=(*_SINKS, "replay", _INSPECT, _DOCTOR),
+        readers=(*_SINKS, "sink scaler", "replay", _INSPECT, _DOCTOR),
         describers=(_WATERMARKS,),
     ),
     TopicUse(topic="progress", writers=("join",), readers=("join",)),
@@ -134,6 +134,7 @@ KAFKA_USERS: Final = (
         group="gpuledger-rows",
         is_transactional=True,
     ),
+    KafkaUser(name="sink scaler", user="gpuledger-sink-scaler"),
     KafkaUser(
         name="topics create",
         user="gpuledger-topics",

@@ -1,4 +1,4 @@
-"""`gpuledger sink remote_write|alerts|store|rows`: the wiring of the sinks.
+"""`gpuledger sink remote_write|alerts|store|rows|scaler`: the wiring of the sinks.
 
 Connects settings, bus and sink, and processes no records.
 """
@@ -10,15 +10,18 @@ from gpuledger.runtime import Readiness, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.metrics import count_sink_from_zero
-from gpuledger_sinks.registry import KINDS
+from gpuledger_sinks.registry import KINDS, SCALER
 from gpuledger_sinks.settings import SinkSettings
 
 _KINDS_SHOWN: Final = "\n".join(f"  {kind.name:<14}{kind.summary}" for kind in KINDS.values())
+_SCALER_SHOWN: Final = f"  {SCALER:<14}GPU use of workloads, to KEDA (external scaler)"
 DESCRIPTION: Final = f"""Run a sink, which delivers events to one receiver.
 
 {_KINDS_SHOWN}
+{_SCALER_SHOWN}
 
-Each sink is a consumer group of its own. Run several of one sink to share its partitions."""
+Each sink except `scaler` is a consumer group of its own. Run several of one sink to share its
+partitions. Each `scaler` reads all partitions."""
 EXAMPLES: Final = (
     (
         "GPULEDGER_REMOTE_WRITE__URL=http://prometheus:9090/api/v1/write \\\n"
@@ -38,6 +41,8 @@ COMMON: Final = (
     "store.uri",
     "store.storage_options",
     "rows.topic",
+    "scaler.cluster",
+    "scaler.listen",
     "kafka.security_protocol",
     "remote_write.bearer_token",
     "remote_write.external_labels",
@@ -58,7 +63,7 @@ _KIND: Final = Option(
     name="kind",
     setting="kind",
     help="sink to run; put it before --help to see its settings",
-    choices=tuple(KINDS),
+    choices=(*KINDS, SCALER),
     chooses_section=True,
 )
 OPTIONS: Final = (_KIND,)
@@ -85,8 +90,13 @@ def main() -> int:
 
 async def run_kind(settings: SinkSettings, readiness: Readiness) -> None:
     """Run the sink named by the settings until cancelled."""
-    kind = KINDS[settings.kind]
     bus = KafkaBus(settings.kafka, readiness=readiness)
+    if settings.kind == SCALER:
+        from gpuledger_sinks.scaler.scaler_command import run_scaler  # noqa: PLC0415  # needs gRPC
+
+        await run_scaler(bus=bus, settings=settings.scaler, readiness=readiness)
+        return
+    kind = KINDS[settings.kind]
     count_sink_from_zero(kind, bus.topics)
     await run_sink(
         kind,

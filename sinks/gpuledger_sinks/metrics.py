@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from gpuledger import dead_letter_queue
 from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.topics import Topics
-from gpuledger_sinks.registry import KINDS, REMOTE_WRITE, SinkKind
+from gpuledger_sinks.registry import KINDS, REMOTE_WRITE, SCALER, SinkKind
 
 LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_lag_seconds",
@@ -114,6 +114,12 @@ WATERMARK_TIMESTAMP: Final = Gauge(
     " the epoch; 0 if unknown. Only for store and rows.",
     ["sink"],
 )
+SCALER_REQUESTS_TOTAL: Final = Counter(
+    "gpuledger_sink_scaler_requests",
+    "Total number of KEDA's requests, by answer: `ok`, `absent` (no pods), `unknown` (unknown use)"
+    " or `invalid` (trigger). Only for scaler.",
+    ["status"],
+)
 _NO_DEAD_LETTER: Final = {"duplicate", "repeated", "superseded", "too_many"}
 _UNREAD_INCIDENTS: Final = {"too_old"}
 """Reasons for which the alerts sink writes no dead letter, although other sinks do."""
@@ -163,3 +169,9 @@ def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
         rejected -= _UNREAD_INCIDENTS
     names = [topic.name for topic in kind.topics(topics)]
     count_from_zero(dead_letter_queue.DEAD_LETTERS_TOTAL, topic=names, reason=rejected)
+
+
+def count_scaler_from_zero() -> None:
+    """Export the metrics of the scaler as 0 before anything is counted."""
+    count_from_zero(SCALER_REQUESTS_TOTAL, status=("ok", "absent", "unknown", "invalid"))
+    count_from_zero(DROPPED_TOTAL, sink=[SCALER], reason=("invalid", "too_many"))

@@ -102,3 +102,6 @@ ROWS: Final = SinkKind(
 KINDS: Final[Mapping[str, SinkKind]] = {
     kind.name: kind for kind in (REMOTE_WRITE, ALERTS, STORE, ROWS)
 }
+SCALER: Final = "scaler"
+"""The sink that answers KEDA. It is not in the table, because it reads without a group and commits
+no offsets (`gpuledger_sinks.scaler`)."""

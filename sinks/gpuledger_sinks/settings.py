@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 from string import Formatter
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
@@ -12,14 +13,20 @@ from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, label_of, refuse_equal_labels
 from gpuledger.ledger.usage import COUNTERS
+from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
-from gpuledger.settings.groups import require_group_name, require_http_url
+from gpuledger.settings.groups import (
+    parse_listen,
+    require_cluster_name,
+    require_group_name,
+    require_http_url,
+)
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.object_files import require_store_uri
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
 from gpuledger_sinks.receiver_settings import ReceiverSettings, Sigv4Settings
-from gpuledger_sinks.registry import KINDS
+from gpuledger_sinks.registry import KINDS, SCALER
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -385,14 +392,52 @@ class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(self, topic=topics.rows.name)
 
 
+class ScalerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the sink that answers KEDA."""
+
+    listen: str = "0.0.0.0:9826"
+    """Address for KEDA's calls over gRPC, `host:port`."""
+    cluster: str = DEFAULT_CLUSTER
+    """Cluster whose workloads KEDA scales, as set for its agents."""
+    cert_file: Path | None = None
+    """Certificate of the server with its chain, PEM file. Empty: no TLS."""
+    key_file: Path | None = None
+    """Private key of the certificate, PEM file."""
+    client_ca_file: Path | None = None
+    """CA certificates that verify client certificates, PEM file. Empty: clients need none."""
+    window_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 15.0
+    """Length of the window over which use is averaged, in seconds of event time. It must be longer
+    than the sampling interval plus the delay of events."""
+    stale_after_seconds: Annotated[float, msgspec.Meta(ge=1, le=3_600)] = 60.0
+    """Time after which a node without samples is forgotten, in seconds. Until then, the use of its
+    workloads is an error."""
+    max_workloads: Count = 10_000
+    """Maximum number of workloads in the window; the pods of further ones are counted and left
+    out."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, naming the field, for values that cannot be used."""
+        try:
+            parse_listen(self.listen)
+        except ValueError as error:
+            raise ValueError(f"listen: {error}") from error
+        require_cluster_name(self.cluster)
+        if bool(self.cert_file) != bool(self.key_file) or (
+            self.client_ca_file and not self.cert_file
+        ):
+            raise ValueError("cert_file: set it together with key_file")
+        if self.stale_after_seconds < self.window_seconds:
+            raise ValueError("stale_after_seconds: shorter than window_seconds; raise it")
+
+
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of a sink. Sections of other kinds are checked but not used."""
 
     kind: str = ""
-    """Kind of sink: `remote_write`, `alerts`, `store` or `rows`."""
+    """Kind of sink: `remote_write`, `alerts`, `store`, `rows` or `scaler`."""
     group: str = ""
     """Consumer group; empty means the kind's own, such as `gpuledger-remote-write`. Sinks of one
-    group share its events. `store` ignores it and follows its table."""
+    group share its events. `store` ignores it and follows its table; `scaler` has no group."""
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-sink")
     """Connection to the brokers."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9823")  # a pod's probes come from outside
@@ -407,15 +452,18 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of the sink that stores rows."""
     rows: RowsSettings = RowsSettings()
     """Settings of the sink that writes flat rows for SQL engines."""
+    scaler: ScalerSettings = ScalerSettings()
+    """Settings of the sink that answers KEDA."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an invalid group or an unknown kind, with the nearest known kind."""
         if self.group:
             require_group_name(self.group)
-        if self.kind in KINDS:
+        kinds = (*KINDS, SCALER)
+        if self.kind in kinds:
             return
         if not self.kind:
-            raise ValueError(f"kind: missing value; run gpuledger sink {'|'.join(KINDS)}")
-        near = find_near(self.kind, KINDS)
-        remedy = f"did you mean {near!r}?" if near else f"give {', '.join(KINDS)}"
+            raise ValueError(f"kind: missing value; run gpuledger sink {'|'.join(kinds)}")
+        near = find_near(self.kind, kinds)
+        remedy = f"did you mean {near!r}?" if near else f"give {', '.join(kinds)}"
         raise ValueError(f"kind: unknown sink: {self.kind!r}; {remedy}")

@@ -61,8 +61,8 @@ All containers drop all capabilities, cannot escalate privileges, and have a rea
 system and the seccomp profile `RuntimeDefault`.
 """
 _CHANGES: Final = """
-Further sinks (`sinkRows`, `receivers`) have the access of the other sinks. These values of the Helm
-chart change the agent's permissions:
+Further sinks (`sinkRows`, `sinkScaler`, `receivers`) have the access of the other sinks. These
+values of the Helm chart change the agent's permissions:
 
 | value | change |
 | --- | --- |

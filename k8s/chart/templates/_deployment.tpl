@@ -1,6 +1,6 @@
 {{/*
 The container of a central component. Arguments: root, component, args, values (extraEnv, resources, credentialsSecret), and
-optionally port, portName, config (the suffix of its ConfigMap), env (more variables), receiver (the mount of credentialsSecret), and
+optionally port, portName, grpcPort, config (the suffix of its ConfigMap), env (more variables), receiver (the mount of credentialsSecret), and
 as booleans: kafka (connects to it), store (uses it), writable (writes to it), prices (mounts them), scratch (has a directory).
 */}}
 {{- define "gpuledger.container" -}}
@@ -35,6 +35,10 @@ as booleans: kafka (connects to it), store (uses it), writable (writes to it), p
   ports:
     - name: {{ .portName | default "http" }}
       containerPort: {{ .port }}
+    {{- with .grpcPort }}
+    - name: grpc
+      containerPort: {{ . }}
+    {{- end }}
   {{- include "gpuledger.probes" . | nindent 2 }}
   {{- end }}
   resources: {{- toYaml .values.resources | nindent 4 }}

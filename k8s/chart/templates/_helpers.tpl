@@ -252,6 +252,11 @@ spec:
     - name: http
       port: {{ .port }}
       targetPort: {{ .portName | default "http" }}
+    {{- with .grpcPort }}
+    - name: grpc
+      port: {{ . }}
+      targetPort: grpc
+    {{- end }}
 {{- end }}
 
 {{/* HTTP endpoints over TLS, with a password for all except the probes: the variable, the mount and the volume. */}}

@@ -66,6 +66,7 @@ MIG: Final = {"agent": {"migMonitor": True}}
 BILL: Final = {"bill": {"enabled": True}, **PRICES}
 REPORTS: Final = {"reports": {"enabled": True}, **PRICES}
 ROWS: Final = {"sinkRows": {"enabled": True}}
+SCALER: Final = {"sinkScaler": {"enabled": True}}
 SECOND: Final = {
     "receivers": {"second": {"settings": {"url": "https://prometheus-2.example.com/api/v1/write"}}}
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from gpuledger_cli.command import main
+from gpuledger_sinks.settings import ScalerSettings
 from tests.real.deployment import rendered
 from tests.real.deployment.chart import (
     BROKERS,
@@ -71,6 +72,7 @@ OPTIONAL: Final = (
     "receivers",
     "reports",
     "sinkRows",
+    "sinkScaler",
     "store",
     "storeMaintain",
     "topics.partitions",
@@ -280,6 +282,32 @@ def test_the_join_and_sinks_are_scaled_by_their_own_lag(helm: Helm, tmp_path: Pa
     manifest = tmp_path / "scaled.yaml"
     manifest.write_text(yaml.safe_dump_all(scaled.values()))
     assert main(["autoscale", "check", str(manifest)]) == 0
+
+
+def test_only_keda_may_connect_to_the_grpc_port_of_the_scaler(helm: Helm, tmp_path: Path) -> None:
+    values = {"cluster": "eu", "sinkScaler": {"enabled": True, "tlsSecret": "scaler-tls"}}
+    rendering = render_chart(CENTRAL, values, folder=tmp_path)
+    name = "gpuledger-sink-scaler"
+    workload = rendering.workload(name)
+    ports = {port["name"]: port["containerPort"] for port in workload.container["ports"]}
+    service = rendering.get("Service", name, "gpuledger")["spec"]
+    policy = rendering.get("NetworkPolicy", name, "gpuledger")["spec"]
+    (rule,) = policy["ingress"]
+    variables = workload.environment()
+    mounted = {one["name"]: one["mountPath"] for one in workload.container["volumeMounts"]}
+
+    assert variables["GPULEDGER_SCALER__CLUSTER"] == "eu"
+    assert variables["GPULEDGER_SCALER__CERT_FILE"] == f"{mounted['scaler']}/tls.crt"
+    assert variables["GPULEDGER_SCALER__KEY_FILE"] == f"{mounted['scaler']}/tls.key"
+    assert ScalerSettings().listen == f"0.0.0.0:{ports['grpc']}"
+    assert {one["port"]: one["targetPort"] for one in service["ports"]} == {
+        ports["http"]: "http",
+        ports["grpc"]: "grpc",
+    }
+    assert policy["podSelector"]["matchLabels"].items() <= workload.labels.items()
+    assert [port["port"] for port in rule["ports"]] == ["grpc"]
+    (peer,) = rule["from"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "keda"}
 
 
 def test_the_dashboards_are_the_shipped_files(helm: Helm, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ CHANGED: Final[dict[str, object]] = {
     "size": "7Gi",
     "sinks.settings.remote_write.url": "http://other",
     "sinks.settings.alerts.urls": ["http://other"],
-    "networkPolicy.from": [{"podSelector": {}}],
+    "from": [{"podSelector": {}}],
     "interval": "7s",
     "scrapeTimeout": "7s",
     "relabelings": [{"targetLabel": "other", "replacement": "1"}],

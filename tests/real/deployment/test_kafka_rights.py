@@ -100,7 +100,9 @@ def installed(
     kafka = start_authorizing_kafka()
     asyncio.run(kafka.allow(granted_rights()))
     volume = {"store": {"uri": "", "options": None, "credentialsSecret": ""}}
-    return kafka, with_logins(render(PRODUCTION, chart.ROWS, volume, on(kafka)), kafka)
+    return kafka, with_logins(
+        render(PRODUCTION, chart.ROWS, chart.SCALER, volume, on(kafka)), kafka
+    )
 
 
 def test_the_documented_permissions_suffice_for_every_workload_and_command(
@@ -152,7 +154,7 @@ def test_the_documented_permissions_suffice_for_every_workload_and_command(
         for topic in (SAMPLES, READINGS, PROCESSES, INVENTORY, EVENTS, ROWS):
             eventually(lambda topic=topic: count(topic) > 0, within_seconds=WITHIN_SECONDS)  # type: ignore[misc]  # a default is how a loop's value is bound
         started["gpuledger-podwatch"].wait_until_ready()
-        for name in ("gpuledger-join", "gpuledger-sink-rows"):
+        for name in ("gpuledger-join", "gpuledger-sink-rows", "gpuledger-sink-scaler"):
             started[name].wait_until_ready()
         replay = ["gpuledger", "replay", "--from", "-1h", "--to", "-1s"]
         assert "compared" in run([*replay, "--compare"], kafka, "replay")

@@ -19,6 +19,7 @@ WORKLOADS = (
     "sink-alerts",
     "sink-store",
     "sink-rows",
+    "sink-scaler",
     "topics",
 )
 """The components that have their own users in the overlay for SASL over TLS."""

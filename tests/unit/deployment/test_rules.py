@@ -66,6 +66,7 @@ FRESH: Final = (
         f" m.count_sink_from_zero(r.KINDS[{kind!r}], Topics())"
         for kind in KINDS
     ),
+    "import gpuledger_sinks.metrics as m; m.count_scaler_from_zero()",
     "import gpuledger_reports.api.metrics",
 )
 """Statements that each component's processes run before their work begins."""

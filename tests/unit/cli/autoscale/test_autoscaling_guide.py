@@ -21,7 +21,7 @@ def test_no_mistake_is_found_in_the_guide_also_on_shared_gpus(
     file.write_text("---\n".join(map(textwrap.dedent, BLOCKS)))
 
     assert main(["autoscale", "check", "--shared-gpus", str(file)]) == 0
-    assert capsys.readouterr().out == "3 autoscalers: no mistakes found\n"
+    assert capsys.readouterr().out == "4 autoscalers: no mistakes found\n"
 
 
 def test_the_guides_example_of_a_mistake_has_the_commands_words() -> None:

@@ -4,13 +4,13 @@ The messages are those of Kubernetes' `pkg/apis/podresources/v1/api.proto`, with
 List response never contains.
 """
 
-from typing import Any
+from google.protobuf import descriptor_pb2
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tests.protobuf_messages import Field, make_messages
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _TEXT, _INT, _SIZE = _FIELD.TYPE_STRING, _FIELD.TYPE_INT64, _FIELD.TYPE_UINT64
-_MESSAGES: dict[str, list[tuple[str, int, int | str, bool]]] = {
+_MESSAGES: dict[str, list[Field]] = {
     "ListPodResourcesResponse": [("pod_resources", 1, "PodResources", True)],
     "AllocatableResourcesResponse": [
         ("devices", 1, "ContainerDevices", True),
@@ -59,26 +59,6 @@ _MESSAGES: dict[str, list[tuple[str, int, int | str, bool]]] = {
 }
 
 
-def _make() -> dict[str, Any]:
-    """Return the message classes, created at run time, by name."""
-    file = descriptor_pb2.FileDescriptorProto(name="api.proto", package="v1", syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field, number, kind, repeated in fields:
-            label = _FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL
-            made = message.field.add(name=field, number=number, label=label)
-            if isinstance(kind, str):
-                made.type, made.type_name = _FIELD.TYPE_MESSAGE, f".v1.{kind}"
-            else:
-                made.type = kind  # type: ignore[assignment]  # the enum's members are ints
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"v1.{name}"))
-        for name in _MESSAGES
-    }
-
-
-_CLASSES = _make()
+_CLASSES = make_messages(_MESSAGES, package="v1")
 ListPodResourcesResponse = _CLASSES["ListPodResourcesResponse"]
 AllocatableResourcesResponse = _CLASSES["AllocatableResourcesResponse"]

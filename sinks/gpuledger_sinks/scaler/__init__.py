@@ -1,0 +1,1 @@
+"""The scaler: answers KEDA with the GPU use of workloads over the last seconds."""

@@ -1,0 +1,143 @@
+"""Runs the scaler: follows the events of all partitions without a group, and serves KEDA."""
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from typing import Final
+
+from gpuledger.bus.protocol import Bus, HistoryReader, Record, Span, TopicPartition
+from gpuledger.certificates import Validity, load_authorities, load_own
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock, SystemClock
+from gpuledger.codec import Decoder
+from gpuledger.errors import BusError, UndecodableError
+from gpuledger.records import GpuEvent
+from gpuledger.runtime import CheckSeverity, Readiness, RetryingCaller
+from gpuledger.runtime.file_watch import FilesInForce, FileWatch
+from gpuledger.settings.groups import parse_listen
+from gpuledger_sinks.metrics import DROPPED_TOTAL, LAG_SECONDS, count_scaler_from_zero
+from gpuledger_sinks.registry import SCALER
+from gpuledger_sinks.scaler.external_scaler import ExternalScaler, ScalerServer
+from gpuledger_sinks.scaler.workload_use import Metric, UnknownUseError, Workload, WorkloadUse
+from gpuledger_sinks.settings import ScalerSettings
+
+READ_INTERVAL_SECONDS: Final = 1.0
+"""Pause between two reads of new events."""
+
+
+async def run_scaler(
+    *, bus: Bus, settings: ScalerSettings, readiness: Readiness, clock: Clock | None = None
+) -> None:
+    """Follow the events and serve KEDA until cancelled."""
+    clock = clock or SystemClock()
+    count_scaler_from_zero()
+    check = readiness.check(f"{SCALER}.kafka")
+    retrying = RetryingCaller(on=BusError, check=check, receiver="all partitions read", clock=clock)
+    async with bus.reader() as reader:
+        follower = Follower(bus=bus, reader=reader, settings=settings, clock=clock)
+        LAG_SECONDS.labels(sink=SCALER).set_function(follower.lag_seconds)
+        server = ScalerServer(ExternalScaler(use=follower.use, wait=follower.wait))
+        host, port = parse_listen(settings.listen)
+        await server.start(host, port, ssl=_tls_context(settings, readiness))
+        async with server:
+            while True:
+                await retrying(follower.read)
+                await clock.sleep(READ_INTERVAL_SECONDS)
+
+
+class Follower:
+    """Keeps the use of workloads up to date with the events of all partitions."""
+
+    def __init__(
+        self, *, bus: Bus, reader: HistoryReader, settings: ScalerSettings, clock: Clock
+    ) -> None:
+        self._reader, self._clock = reader, clock
+        self._topic = bus.topics.events
+        self._decoder = Decoder(topic=self._topic.name, record=GpuEvent)
+        self._window_ns = round(settings.window_seconds * NS_PER_SECOND)
+        self._uses = WorkloadUse(
+            cluster=settings.cluster,
+            window_seconds=settings.window_seconds,
+            stale_after_seconds=settings.stale_after_seconds,
+            max_workloads=settings.max_workloads,
+        )
+        self._positions: dict[TopicPartition, int] = {}
+        self._started_ns = clock.time_ns()
+        self._complete_ns: int | None = None
+        """Time at which the last read of all partitions began; `None` before the first."""
+        self._changed = asyncio.Event()
+
+    def lag_seconds(self) -> float:
+        """Return the time since all partitions were read to their end."""
+        return (self._clock.time_ns() - (self._complete_ns or self._started_ns)) / NS_PER_SECOND
+
+    def use(self, workload: Workload, metric: Metric) -> float:
+        """Return the use of a workload; raise `UnknownUseError` unless all partitions are read."""
+        if self._complete_ns is None or self.lag_seconds() * NS_PER_SECOND > self._window_ns:
+            raise UnknownUseError(f"not all partitions of {self._topic.name} have been read")
+        return self._uses.total(workload, metric, self._clock.time_ns())
+
+    async def wait(self) -> None:
+        """Wait until events have been read."""
+        await self._changed.wait()
+
+    async def read(self) -> None:
+        """Read the new events of each partition; after a pause, only those in the window."""
+        begun_ns = self._clock.time_ns()
+        if self.lag_seconds() * NS_PER_SECOND > self._window_ns:
+            self._positions.clear()
+        spans = await self._reader.spans(self._topic.name)
+        if new := spans.keys() - self._positions.keys():
+            since_ms = (begun_ns - self._window_ns) // NS_PER_MS
+            self._positions |= await self._reader.offsets_at(new, since_ms)
+        for at, span in spans.items():
+            known = self._positions[at]
+            # Retention may have removed the position, or the topic was recreated.
+            first = known if span.first <= known <= span.end else span.first
+            async for records in self._reader.read(at, Span(first, span.end)):
+                self._take(records)
+            self._positions[at] = span.end
+        self._uses.forget_stale(begun_ns)
+        self._complete_ns = begun_ns
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _take(self, records: Iterable[Record]) -> None:
+        for record in records:
+            try:
+                event = self._decoder.decode(record.value)
+                left_out = self._uses.take(event, self._clock.time_ns())
+            except (UndecodableError, ValueError):
+                # Other sinks write the dead letter. The node counts as unresponsive.
+                DROPPED_TOTAL.labels(sink=SCALER, reason="invalid").inc()
+            else:
+                DROPPED_TOTAL.labels(sink=SCALER, reason="too_many").inc(left_out)
+
+
+def _tls_context(settings: ScalerSettings, readiness: Readiness) -> ssl.SSLContext | None:
+    """Return the TLS context, whose certificate is replaced when its files change."""
+    certificate, key = settings.cert_file, settings.key_file
+    if certificate is None or key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2"])
+
+    def load() -> list[Validity]:
+        # First into another context, because a mistake would leave this one unusable.
+        both = (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context)
+        return [
+            load_own(each, prefix="scaler.", cert_file=certificate, key_file=key) for each in both
+        ][-1]
+
+    if settings.client_ca_file is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        load_authorities(context, setting="scaler.client_ca_file", file=settings.client_ca_file)
+    check = readiness.check(f"{SCALER}.certificate", severity=CheckSeverity.WARNING)
+    files = FilesInForce(
+        load,
+        validities=load(),
+        watch=FileWatch([certificate, key]),
+        check=check,
+        on_read=lambda _: None,
+    )
+    readiness.add_periodic(files.look, check=check)
+    return context
