@@ -7,9 +7,10 @@ answers Prometheus with the series of running pods, among which it divides each 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.real.services.page import serving
 
@@ -23,6 +24,15 @@ NAMESPACE = "serving"
 NODE = "gpu-0"
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _PERIOD_SECONDS = 0.25
+
+
+class Use(NamedTuple):
+    """A running pod and the part of its GPU that it uses."""
+
+    name: str
+    uid: str
+    owner: str
+    busy: float
 
 
 @dataclass
@@ -128,25 +138,35 @@ class PlayedWorkloads:
                 "PATCH", f"{path}/status", {"status": status}, content_type=content_type
             )
 
+    def uses(self) -> list[Use]:
+        """Return the use of the running pods."""
+        running = [] if self.is_silent else self._running
+        owners = Counter(pod["metadata"]["labels"]["app"] for pod in running)
+        return [
+            Use(
+                name=pod["metadata"]["name"],
+                uid=pod["metadata"]["uid"],
+                owner=(owner := pod["metadata"]["labels"]["app"]),
+                busy=min(1, self.loads[owner] / owners[owner]),
+            )
+            for pod in running
+        ]
+
     def series(self) -> str:
         """Return the series of the running pods and of the gateway in Prometheus's text format."""
         lines = [
             f'gateway_requests_waiting{{namespace="{NAMESPACE}",service="chat"}} {self.waiting}'
         ]
-        running = [] if self.is_silent else self._running
         if not self.is_silent:
             lines.append(f'gpuledger_gpu_up{{cluster="default",node="{NODE}"}} 1')
-        for pod in running:
-            metadata = pod["metadata"]
-            owner = metadata["labels"]["app"]
-            pods = sum(one["metadata"]["labels"]["app"] == owner for one in running)
+        for use in self.uses():
             labels = (
                 f'cluster="default",node="{NODE}",namespace="{NAMESPACE}",'
-                f'pod="{metadata["name"]}",pod_uid="{metadata["uid"]}"'
+                f'pod="{use.name}",pod_uid="{use.uid}"'
             )
-            busy = min(1, self.loads[owner] / pods)
+            owner = f'owner_kind="Deployment",owner_name="{use.owner}"'
             lines += [
-                f'gpuledger_pod_gpu_busy_ratio{{{labels},container="server"}} {busy}',
-                f'gpuledger_pod_info{{{labels},owner_kind="Deployment",owner_name="{owner}"}} 1',
+                f'gpuledger_pod_gpu_busy_ratio{{{labels},container="server"}} {use.busy}',
+                f"gpuledger_pod_info{{{labels},{owner}}} 1",
             ]
         return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ within the HPA's tolerance of the threshold 0.7.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import textwrap
 from http import HTTPStatus
@@ -15,7 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml
 
+from gpuledger.bus.administration import create_topics
+from gpuledger.settings import KafkaSettings
+from tests.default_topics import EVENTS
+from tests.real.end_to_end.components import Component
 from tests.real.played_workloads import NAMESPACE, PlayedWorkloads
+from tests.real.published_workloads import PublishedWorkloads
 from tests.real.services import web
 from tests.real.services.autoscaling import (
     ControllerManager,
@@ -24,10 +30,13 @@ from tests.real.services.autoscaling import (
     PrometheusAdapter,
     aggregation_arguments,
 )
+from tests.real.services.certificates import Authority
+from tests.real.services.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from tests.real.services.kafka import Kafka
     from tests.real.services.kubernetes import KubeApi
     from tests.real.services.prometheus import Prometheus
     from tests.real.services.starter import Starter
@@ -130,16 +139,9 @@ def test_keda_scales_a_workload_by_its_own_pods_to_zero_and_back(
     await_true(lambda: is_settled(played, "keda-hpa-chat", 5), what="five replicas under load")
 
     played.is_silent = True
-    path = played.kube.path_of(manifest)
-
-    def is_unknown() -> bool:
-        _, found = played.kube.request("GET", path)
-        return any(
-            condition["type"] == "Ready" and condition["status"] != "True"
-            for condition in found["status"]["conditions"]
-        )
-
-    await_true(is_unknown, what="the outage of monitoring")
+    await_true(
+        lambda: condition(played, manifest, "Ready") != "True", what="the outage of monitoring"
+    )
     assert played.replicas("chat") == 5
 
     played.is_silent, played.loads["chat"] = False, 0
@@ -157,20 +159,79 @@ def test_an_outage_of_monitoring_does_not_scale_down(
     await_true(lambda: is_settled(played, "keda-hpa-chat", 5), what="five replicas under load")
 
     played.is_silent = True
-    path = played.kube.path_of(manifest)
 
     def is_falling_back() -> bool:
-        _, found = played.kube.request("GET", path)
-        conditions = found["status"]["conditions"]
-        return {"Fallback": "True"}.items() <= {
-            one["type"]: one["status"] for one in conditions
-        }.items()
+        return condition(played, manifest, "Fallback") == "True"
 
     await_true(is_falling_back, what="the fallback")
     assert played.replicas("chat") == 5
 
     played.is_silent, played.loads["chat"] = False, 0
     await_true(lambda: played.replicas("chat") == 2, what="the minimum without load")
+
+
+def test_keda_scales_a_workload_without_prometheus(
+    played: PlayedWorkloads,
+    keda: None,
+    start_kafka: Callable[[], Kafka],
+    starter: Starter,
+    tmp_path: Path,
+) -> None:
+    kafka = start_kafka()
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    asyncio.run(create_topics(settings, [EVENTS]))
+    (port,) = free_ports(1)
+    pair = Authority(folder=tmp_path / "authority").issue("127.0.0.1")
+    scaler = Component(
+        name="scaler",
+        command=["gpuledger", "sink", "scaler"],
+        folder=tmp_path / "scaler",
+        environment={
+            "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "SCALER__LISTEN": f"127.0.0.1:{port}",
+            "SCALER__WINDOW_SECONDS": "3",
+            "SCALER__CERT_FILE": str(pair.certificate),
+            "SCALER__KEY_FILE": str(pair.key),
+        },
+    )
+    played.deploy("prefill", replicas=1, load=0)
+    manifest = block("Scale with KEDA, without Prometheus", 1)
+    manifest["spec"] |= {"pollingInterval": 2, "cooldownPeriod": 5}
+    for trigger in manifest["spec"]["triggers"]:
+        trigger["metadata"] |= {
+            "scalerAddress": f"127.0.0.1:{port}",
+            "enableTLS": "true",
+            "unsafeSsl": "true",
+        }
+    with PublishedWorkloads(played, bootstrap_servers=kafka.bootstrap_servers):
+        scaler.start()
+        try:
+            scaler.wait_until_ready()
+            played.kube.apply(manifest)
+            await_true(lambda: is_settled(played, "keda-hpa-chat", 5), what="five under load")
+
+            played.is_silent = True
+            await_true(lambda: condition(played, manifest, "Ready") == "False", what="unknown use")
+            assert played.replicas("chat") == 5
+
+            played.is_silent, played.loads["chat"] = False, 0
+            await_true(lambda: played.replicas("chat") == 0, what="no replicas without load")
+
+            # From here on, KEDA polls too rarely to start the workload.
+            manifest["spec"]["pollingInterval"] = 600
+            played.kube.apply(manifest)
+            played.loads |= {"chat": LOAD, "prefill": 1}
+            await_true(lambda: is_settled(played, "keda-hpa-chat", 5), what="five again")
+        finally:
+            scaler.stop()
+
+
+def condition(played: PlayedWorkloads, manifest: dict[str, Any], kind: str) -> str:
+    """Return the status of a condition of a ScaledObject."""
+    _, found = played.kube.request("GET", played.kube.path_of(manifest))
+    by_kind = {one["type"]: one["status"] for one in found["status"]["conditions"]}
+    status: str = by_kind.get(kind, "")
+    return status
 
 
 def test_an_hpa_scales_a_workload_through_prometheus_adapter(
