@@ -7,7 +7,7 @@ contain UIDs.
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,10 +141,20 @@ async def _connect(kubeconfig: Path) -> AsyncIterator[ApiClient]:
     try:
         yield client
     except ApiException as error:
-        message = " ".join(str(error.body or error.reason).split())
-        raise UnavailableError(f"the API server returned {error.status}: {message}") from error
+        raise UnavailableError(
+            f"the API server returned {error.status}: {_message(error)}"
+        ) from error
     except (aiohttp.ClientError, TimeoutError) as error:
         host = client.configuration.host
         raise UnavailableError(f"cannot connect to the API server {host}: {error}") from error
     finally:
         await client.close()
+
+
+def _message(error: ApiException) -> str:
+    """Return the message of the Status in a response, or the text of another response."""
+    body = error.body or ""
+    text = body.decode(errors="replace") if isinstance(body, bytes) else body
+    with suppress(ValueError, LookupError, TypeError):
+        text = json.loads(text)["message"]
+    return " ".join(str(text or error.reason).split())

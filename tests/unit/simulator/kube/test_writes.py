@@ -88,6 +88,19 @@ async def test_a_pod_of_an_earlier_run_is_replaced(simulation: Simulation, tmp_p
     assert pod["metadata"]["uid"] != simulation.uid(simulation.pods[0])
 
 
+async def test_a_rejected_request_is_reported_with_the_servers_message(
+    simulation: Simulation, tmp_path: Path
+) -> None:
+    async with serve_kube_api(KubeApi(simulation), play=False) as url:
+        write_kubeconfig(tmp_path / "kubeconfig", f"{url}/elsewhere")
+        with pytest.raises(UnavailableError) as raised:
+            await drive(simulation, kubeconfig=tmp_path / "kubeconfig")
+
+    assert str(raised.value) == (
+        "the API server returned 404: the server could not find the requested resource"
+    )
+
+
 async def test_before_the_api_server_creates_a_pod_its_process_has_no_cgroup(
     simulation: Simulation, tmp_path: Path, epoch_ns: int
 ) -> None:
