@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http import HTTPStatus
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,9 +30,9 @@ from tests.real.services.cluster_tools import Helm, Kubectl
 from tests.real.services.kube_client import KubeApiError
 from tests.real.services.kubelet_node import Scheduler
 from tests.real.services.page import serving
-from tests.real.services.prometheus import CONFIG
+from tests.real.services.prometheus import CONFIG, Prometheus
 from tests.real.services.prometheus_operator import PrometheusOperator, configuration_of
-from tests.real.services.starter import Starter
+from tests.real.services.starter import Starter, running
 from tests.real.test_dcgm_deployments import PANELS, TOTALS
 from tests.tables import for_each
 from tests.unit.deployment.components import ROOT
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from tests.real.end_to_end.components import Component
     from tests.real.services.kafka import Kafka
     from tests.real.services.kubernetes import KubeApi
-    from tests.real.services.prometheus import Prometheus
 
 pytestmark = pytest.mark.extended
 
@@ -540,9 +540,11 @@ def test_the_agent_runs_next_to_the_gpu_operators_exporter(
     eventually(lambda: nodes_of(cluster) == [*NODES])
 
 
-def test_shares_of_gpus_are_shown_beside_their_use_and_a_pod_above_its_share_fires(
-    cluster: Cluster, kafka_of_this_run: Kafka, start_prometheus: Callable[..., Prometheus]
-) -> None:
+@pytest.fixture(scope="module")
+def shared(
+    cluster: Cluster, kafka_of_this_run: Kafka, prometheus_binary: Path
+) -> Iterator[Prometheus]:
+    """All components on shared GPUs, and a Prometheus with their series and an alert on them."""
     rules = yaml.safe_load((ROOT / "k8s/chart/rules/gpuledger.rules.yaml").read_text())
     (rule,) = (
         one
@@ -553,50 +555,82 @@ def test_shares_of_gpus_are_shown_beside_their_use_and_a_pod_above_its_share_fir
     file = cluster.folder / "over-share.rules.yaml"
     group = {"name": "gpuledger-gpus", "rules": [{**rule, "for": "1s"}]}
     file.write_text(yaml.safe_dump({"groups": [group]}))
-    prometheus = start_prometheus(config=f"{CONFIG}rule_files: [{file}]\n")
+    server = Prometheus(
+        binary=prometheus_binary,
+        folder=cluster.folder / "prometheus",
+        config=f"{CONFIG}rule_files: [{file}]\n",
+    )
     one = {"replicas": 1}
     cluster.installation.values = {
         "kafka": {"bootstrapServers": kafka_of_this_run.bootstrap_servers},
         "agent": {"readKubelet": True},
         "join": one,
         "podwatch": one,
-        "sinks": {"settings": {"remote_write": {"url": prometheus.remote_write_url}}},
+        "sinks": {"settings": {"remote_write": {"url": server.remote_write_url}}},
         "sinkStore": {"enabled": False},
         "sinkAlerts": {"enabled": False},
     }
     assert "`agent.readKubelet: true`" in section("guides/sharing.md", "Share GPUs by annotations")
-    cluster.play(SHARED)
-    try:
+    with running(server):
         cluster.remove()
-        cluster.installation.install()
-        cluster.installation.run_topics_job()
-        of_both = "count(group by (node) (gpuledger_allocation_gpu_ratio)) == 2"
-        prometheus.await_query(of_both, deadline_seconds=100)
-        firing = prometheus.await_query('ALERTS{alertstate="firing"}', deadline_seconds=100)
-        assert [one["metric"]["pod"] for one in firing] == ["greedy-0"]
+        cluster.play(SHARED)
+        try:
+            cluster.installation.install()
+            cluster.installation.run_topics_job()
+            of_both = "count(group by (node) (gpuledger_allocation_gpu_ratio)) == 2"
+            server.await_query(of_both, deadline_seconds=100)
+            yield server
+        finally:
+            cluster.remove()
 
-        *_, details = blocks("guides/sharing.md", "Check the result")
-        for node, users in USERS.items():
-            shown = cluster.gpuledger(details.replace("gpu-node-7", node), kafka_of_this_run)
-            rows = re.findall(r"^(\w+/\S+) .*?(\d\S+), (\d+)%", shown, re.MULTILINE)
-            assert {pod: memory for pod, memory, _ in rows} == {
-                pod: memory for pod, (memory, _) in users.items()
-            }
-            assert {pod: int(busy) for pod, _, busy in rows} == {
-                pod: pytest.approx(busy, abs=20) for pod, (_, busy) in users.items()
-            }
-        summary = cluster.gpuledger("gpuledger inspect", kafka_of_this_run).splitlines()
-        assert [line.split() for line in summary[1:3]] == [
-            ["gpu-a", "0.0/0.6/22.5", "18.0/12.6/22.5", "-", "18.0/13.1/45.0"],
-            ["gpu-b", "39.8/20.6/79.6", "79.6/16.6/79.6", "39.5/10.0/49.4", "159.0/47.1/208.7"],
-        ]
-        stated = {
-            component.readyz()["checks"]["allocations"]["detail"]
-            for component in cluster.nodes.components.values()
-            if component.name == AGENTS
+
+def test_shares_of_gpus_are_shown_beside_their_use_and_a_pod_above_its_share_fires(
+    cluster: Cluster, shared: Prometheus, kafka_of_this_run: Kafka
+) -> None:
+    firing = shared.await_query('ALERTS{alertstate="firing"}', deadline_seconds=100)
+    assert [one["metric"]["pod"] for one in firing] == ["greedy-0"]
+
+    *_, details = blocks("guides/sharing.md", "Check the result")
+    for node, users in USERS.items():
+        shown = cluster.gpuledger(details.replace("gpu-node-7", node), kafka_of_this_run)
+        rows = re.findall(r"^(\w+/\S+) .*?(\d\S+), (\d+)%", shown, re.MULTILINE)
+        assert {pod: memory for pod, memory, _ in rows} == {
+            pod: memory for pod, (memory, _) in users.items()
         }
-        assert stated == {
-            f"{count} allocations are stated by annotations of pods" for count in (1, 2)
+        assert {pod: int(busy) for pod, _, busy in rows} == {
+            pod: pytest.approx(busy, abs=20) for pod, (_, busy) in users.items()
         }
-    finally:
-        cluster.remove()
+    summary = cluster.gpuledger("gpuledger inspect", kafka_of_this_run).splitlines()
+    assert [line.split() for line in summary[1:3]] == [
+        ["gpu-a", "0.0/0.6/22.5", "18.0/12.6/22.5", "-", "18.0/13.1/45.0"],
+        ["gpu-b", "39.8/20.6/79.6", "79.6/16.6/79.6", "39.5/10.0/49.4", "159.0/47.1/208.7"],
+    ]
+    stated = {
+        component.readyz()["checks"]["allocations"]["detail"]
+        for component in cluster.nodes.components.values()
+        if component.name == AGENTS
+    }
+    assert stated == {f"{count} allocations are stated by annotations of pods" for count in (1, 2)}
+
+
+def test_the_panels_of_kubespheres_dashboard_show_the_series_of_the_sink(
+    cluster: Cluster, shared: Prometheus
+) -> None:
+    """Except for the delays of components, which are not among them, and incidents."""
+    kube = cluster.installation.api
+    definition = (ROOT / "tests/data/kubernetes/clusterdashboards.yaml").read_text()
+    kube.apply(yaml.safe_load(definition))
+    boards = "/apis/monitoring.kubesphere.io/v1alpha2/clusterdashboards"
+    eventually(lambda: kube.request("GET", boards)[0] == HTTPStatus.OK)
+    cluster.run(*blocks("guides/dashboards.md", "Add the dashboard to KubeSphere"))
+    _, found = kube.request("GET", boards)
+    (board,) = found["items"]
+
+    def empty() -> set[str]:
+        return {
+            panel["title"]
+            for panel in board["spec"]["panels"]
+            if not any(shared.query(target["expr"]) for target in panel["targets"])
+        }
+
+    eventually(lambda: empty() == {"Event delay", "Incidents, by kind"})
