@@ -80,6 +80,8 @@ HOLDER: Final = """CASE category
 """SQL of a row's holder. It is null for time that is not allocated, or whose allocation is unknown,
 and for use by a process or pod that was unknown when the row was written. A job may have devices on
 several nodes."""
+IS_HELD: Final = "coalesce(allocated_job_id, allocated_pod_uid, allocated_pod) IS NOT NULL"
+"""SQL of whether a row of allocated time has a holder."""
 HOLDER_NAME: Final = "coalesce('job/' || allocated_job_id, allocated_pod)"
 WORKLOAD: Final = (
     "coalesce('job/' || allocated_job_id, allocated_owner_kind || '/' || allocated_owner_name,"
@@ -128,14 +130,15 @@ def usage_limits(connection: duckdb.DuckDBPyConnection, window: Window) -> dict[
     return {"first_us": first_us, "last_us": last_us, **window._asdict()}
 
 
-def identities_sql(usage: str, period: str) -> str:
-    """Return the SQL that creates `identities`: the columns `IDENTITY` of each hash in a window."""
+def identities_sql(usage: str) -> str:
+    """Return the SQL that creates `identities`: the columns `IDENTITY` of each hash in a window.
+
+    `usage` is the SQL of the window's rows.
+    """
     columns = ", ".join(f"any_value({name}) AS {name}" for name in IDENTITY)
     return f"""
 CREATE OR REPLACE TEMP TABLE identities AS
-SELECT {IDENTITY_HASH} AS identity, {columns} FROM {usage}_unnamed
-WHERE {period} >= make_timestamptz($begin_us) AND {period} < make_timestamptz($end_us)
-    AND category = 'idle'
+SELECT {IDENTITY_HASH} AS identity, {columns} FROM {usage} WHERE category = 'idle'
 GROUP BY identity
 """  # noqa: S608  # our own names
 

@@ -271,7 +271,7 @@ class Fleet:
 def read_fleet(connection: duckdb.DuckDBPyConnection, window: Window, terms: Terms) -> Fleet:
     """Return the workloads of whole days, in order of their names."""
     limits = window._asdict()
-    connection.execute(identities_sql("usage_daily", "day"), limits)
+    connection.execute(identities_sql(f"(FROM usage_daily_unnamed WHERE {_WINDOW})"), limits)
     first, last = (time_us // DAY_US for time_us in (window.begin_us, window.end_us - 1))
     devices = _DEVICES.format(since=terms.since_sql("day"), first=first, last=last)
     connection.execute(devices, limits)

@@ -7,19 +7,26 @@ sequence of idle minutes in the window.
 A limit of idle minutes would have reclaimed the part of each idle stretch beyond the limit. The
 stretches are exact to the minute, from the bitmaps of `usage_hourly`.
 
-The window is read in slices of days, each in these steps:
+Most hours of a fleet are entirely busy, and are not read in detail:
+
+1. `allocated_sums`: allocated and unused time by identity and period, mostly from daily sums.
+2. `seen`: bitmaps of the hours in which each holder had each device, and in which it can be idle.
+3. `unseen` and `candidates`: the hours in which a holder cannot, or can, be idle on all devices.
+
+The other hours are read in slices of the window, each in these steps:
 
 1. `parties`: the hours of each device by holder, from `usage_hourly`.
 2. `devices`: allocated hours of known holders, with a bitmap of idle minutes.
 3. `stretches`: the idle stretches of holders; `open_stretches` continue in the next slice.
-4. `slice_sums`: sums by identity and day, with the minutes that each limit would have reclaimed.
+4. `slice_sums`: sums by identity and period, with the minutes that each limit would have reclaimed.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, Final
 
 import duckdb
@@ -30,11 +37,14 @@ from gpuledger_reports.capacity.allocations import (
     HOLDER,
     HOLDER_NAME,
     IDENTITY_HASH,
+    IS_HELD,
     PRICED,
+    USAGE,
     Terms,
     identities_sql,
     named_sql,
     rows_of,
+    usage_limits,
 )
 from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, one_of
 from gpuledger_reports.pricing.money import minor_digits
@@ -45,16 +55,93 @@ LIMITS: Final = (30, 60, 120)
 _RECLAIMED: Final = tuple(f"reclaimed_{limit}" for limit in LIMITS)
 _AMOUNTS: Final = ("allocated", "unused", "idle_memory", *_RECLAIMED)
 _WHOLE_HOUR: Final = (1 << 60) - 1
-_SLICE_DAYS: Final = 4
-"""The days that are in memory at once."""
+_BLOCK_HOURS: Final = 48
+"""A block of hours fits into the bits of one number. It begins at midnight."""
+_BLOCK_US: Final = _BLOCK_HOURS * HOUR_US
+_PERIOD_US: Final = 10 * DAY_US
+"""Sums of an allocation are split into periods, because a node may get another pool."""
+_SLICE_HOURS: Final = 600_000
+"""The approximate number of hours of devices that are in memory at once."""
+_IN_WINDOW: Final = "hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)"
+_DEVICE: Final = "hash(cluster, node, gpu_uuid)"
+_NUMBER: Final = f"epoch_us(hour) // {HOUR_US}"
+_ALLOCATED_SUMS: Final = f"""
+CREATE OR REPLACE TEMP TABLE allocated_sums AS
+SELECT {IDENTITY_HASH} AS identity, epoch_us(time) // {_PERIOD_US} AS period, {{since}} AS since,
+    min(time) AS hour, sum(allocated_gpu_hours) AS allocated, sum(gpu_hours) AS unused,
+    count(coalesce({ALLOCATED}, {BUSY.columns[0]})) AS known_hours
+FROM {USAGE} WHERE category = 'idle' AND {IS_HELD}
+GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
+"""  # noqa: S608  # our own names
+_SHARED: Final = f"""
+CREATE OR REPLACE TEMP TABLE shared AS
+SELECT DISTINCT device, day FROM (
+    SELECT {_DEVICE} AS device, epoch_us(time) // {DAY_US} AS day, {HOLDER} AS holder
+    FROM {USAGE} GROUP BY ALL
+    HAVING sum(CASE category
+        WHEN 'idle' THEN allocated_ns::DOUBLE - coalesce(unresponsive_ns, 0) - busy_ns
+        ELSE -busy_ns END) <> 0)
+"""  # noqa: S608  # as above
+"""SQL of the devices and days on which a holder did not use all of the time that was used in its
+allocation. On the others, `used_minutes` of a row of allocated time is the use by its holder."""
+_SEEN: Final = f"""
+CREATE OR REPLACE TEMP TABLE seen AS
+WITH hours AS (
+    SELECT {_DEVICE} AS device, {HOLDER} AS holder, {_NUMBER} AS number,
+        1::BIGINT << number % {_BLOCK_HOURS} AS bit, allocated_pod_state = 'unknown' AS is_unknown,
+        {ALLOCATED} & {_WHOLE_HOUR} & ~coalesce({USED}, 0) <> 0 AS may_be_idle
+    FROM usage_hourly_unnamed WHERE {_IN_WINDOW} AND category = 'idle'
+        AND (allocated_gpu_hours > 0 OR NOT {IS_HELD})
+)
+SELECT device, holder, number // {_BLOCK_HOURS} AS block,
+    min(number) AS first_hour, max(number) AS last_hour, bit_or(bit) AS hours,
+    bit_or(CASE WHEN is_unknown THEN bit ELSE 0 END) AS unknown_hours,
+    bit_or(CASE WHEN may_be_idle THEN bit ELSE 0 END) AS idle_hours
+FROM hours GROUP BY ALL
+"""  # noqa: S608  # as above
+"""SQL of the hours of each device by holder, as bits of a block. A device can be idle only in
+`idle_hours`."""
+_SEEN_SHARED: Final = f"""
+UPDATE seen SET idle_hours = idle_hours | (hours & shared_hours)
+FROM (
+    SELECT device, day * 24 // {_BLOCK_HOURS} AS block,
+        bit_or({(1 << 24) - 1}::BIGINT << (day * 24 % {_BLOCK_HOURS})) AS shared_hours
+    FROM shared GROUP BY ALL
+) AS days WHERE days.device = seen.device AND days.block = seen.block
+"""  # noqa: S608  # as above
+_UNSEEN: Final = f"""
+CREATE OR REPLACE TEMP TABLE unseen AS
+WITH gaps AS (
+    SELECT device, holder, unnest(range(min(first_hour), max(last_hour))) AS hour
+    FROM seen WHERE holder IS NOT NULL GROUP BY device, holder
+    HAVING max(last_hour) - min(first_hour) >= sum(bit_count(hours))
+), known AS (
+    SELECT device, block, bit_or(hours & ~unknown_hours) AS hours FROM seen GROUP BY ALL
+)
+SELECT DISTINCT holder, hour FROM gaps LEFT JOIN known
+    ON known.device = gaps.device AND known.block = hour // {_BLOCK_HOURS}
+WHERE coalesce(hours >> hour % {_BLOCK_HOURS} & 1, 0) = 0
+"""  # noqa: S608  # as above
+"""SQL of the hours in which a device has no known row that the holder had before and after."""
+_CANDIDATES: Final = """
+CREATE OR REPLACE TEMP TABLE candidates AS
+SELECT holder, block, bit_and(idle_hours | ~hours) & bit_or(hours) AS hours
+FROM seen WHERE holder IS NOT NULL GROUP BY ALL
+"""
+"""SQL of the hours in which all devices of a holder can be idle."""
+_ROWS: Final = f"""(
+    FROM usage_hourly_unnamed WHERE {_IN_WINDOW}
+        AND ({USED} <> {_WHOLE_HOUR} OR {USED} IS NULL)
+    UNION ALL
+    FROM usage_hourly_unnamed WHERE {_IN_WINDOW} AND {USED} = {_WHOLE_HOUR}
+        AND ({_DEVICE}, epoch_us(hour) // {DAY_US}) IN (SELECT (device, day) FROM shared)
+)"""  # noqa: S608  # as above
+"""SQL of the rows of hours in which a device can be idle, and of some others."""
 _PARTIES: Final = f"""
 CREATE OR REPLACE TEMP TABLE parties AS
-SELECT hash(cluster, node, gpu_uuid) AS device, epoch(hour)::BIGINT // 3600 AS hour,
-    {HOLDER} AS holder, max(CASE category WHEN 'idle' THEN {IDENTITY_HASH} END) AS identity,
-    sum(allocated_gpu_hours) AS allocated_hours,
-    sum(gpu_hours) FILTER (category = 'idle') AS unused_hours,
-    sum(allocated_gpu_hours) FILTER (allocated_pod_state = 'unknown') AS unknown_hours,
-    sum(allocated_gpu_hours) FILTER (busy_ns IS NULL) AS unmeasured_hours,
+SELECT {_DEVICE} AS device, {_NUMBER} AS hour, {HOLDER} AS holder,
+    max(CASE WHEN category = 'idle' AND allocated_gpu_hours > 0 THEN {IDENTITY_HASH} END)
+        AS identity,
     bit_or({ALLOCATED}) & {_WHOLE_HOUR} AS allocated,
     coalesce(bit_or({USED}) FILTER (category <> 'idle'), 0) AS used,
     -- The GPU-hours of an allocated minute: at most those of the whole device.
@@ -66,34 +153,29 @@ SELECT hash(cluster, node, gpu_uuid) AS device, epoch(hour)::BIGINT // 3600 AS h
     sum(memory_byte_ns) FILTER (category <> 'idle')::DOUBLE / {GIB} / 6e10
         / nullif(max(CASE WHEN category <> 'idle' AND {BUSY.columns[0]} > 0
             THEN {" + ".join(MEMORY.columns)} END), 0) AS gib
-FROM usage_hourly_unnamed
-WHERE hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
+FROM {_ROWS} WHERE category <> 'idle' OR {IS_HELD}
 GROUP BY ALL
-"""  # noqa: S608  # our own names
-"""SQL of the hours of each device by holder. Without a holder, they are free or of unknown use."""
+"""  # noqa: S608  # as above
+"""SQL of these hours by device and holder. The holder of use by unknown processes is null."""
 _DEVICES: Final = """
 CREATE OR REPLACE TEMP TABLE devices AS
-SELECT parties.*, allocated & ~parties.used & ~coalesce(unknown.used, 0) AS idle
+SELECT parties.*, coalesce(allocated & ~parties.used & ~coalesce(unknown.used, 0), 0) AS idle
 FROM parties LEFT JOIN (
     SELECT device, hour, bit_or(used) AS used
     FROM parties WHERE holder IS NULL AND used <> 0 GROUP BY ALL
 ) AS unknown USING (device, hour)
-WHERE holder IS NOT NULL AND allocated_hours > 0
+WHERE identity IS NOT NULL
 """
 _OPEN: Final = "CREATE OR REPLACE TEMP TABLE open_stretches (holder UBIGINT, begin BIGINT)"
 _STRETCHES: Final = f"""
 CREATE OR REPLACE TEMP TABLE stretches AS
-WITH gaps AS (
-    SELECT holder, device, unnest(range(min(hour), max(hour))) AS hour
-    FROM devices GROUP BY holder, device HAVING max(hour) - min(hour) >= count(*)
-), unseen AS (
-    SELECT DISTINCT holder, hour
-    FROM gaps ANTI JOIN (SELECT device, hour FROM parties WHERE unknown_hours IS NULL)
-        USING (device, hour)
-), holders AS (
-    SELECT holder, hour, bit_and(coalesce(idle, 0)) AS idle
-    FROM devices ANTI JOIN unseen USING (holder, hour) GROUP BY ALL
-    HAVING bit_and(coalesce(idle, 0)) <> 0
+WITH holders AS (
+    SELECT holder, hour, bit_and(idle) AS idle
+    FROM devices JOIN candidates USING (holder)
+        ANTI JOIN unseen ON unseen.holder = devices.holder AND unseen.hour = devices.hour
+    WHERE candidates.block = devices.hour // {_BLOCK_HOURS}
+        AND candidates.hours >> (devices.hour % {_BLOCK_HOURS}) & 1 = 1
+    GROUP BY ALL HAVING bit_and(idle) <> 0
 ), borders AS (
     SELECT holder, hour, idle = {_WHOLE_HOUR} AS is_whole,
         CASE WHEN is_whole THEN [0] ELSE list_filter(range(60),
@@ -120,8 +202,7 @@ FROM numbered WINDOW stretch AS (PARTITION BY holder, number)
 """SQL of the idle stretches of holders: a row for each sequence of idle minutes in an hour, with
 its stretch. A row without an hour is the part of a stretch before the slice.
 
-In `borders`, a bit begins a sequence if the bit before is 0, and ends it if the bit after is 0.
-In an hour in `unseen`, a device has no known row that the holder had before and after."""
+In `borders`, a bit begins a sequence if the bit before is 0, and ends it if the bit after is 0."""
 _CONTINUED: Final = """
 CREATE OR REPLACE TEMP TABLE open_stretches AS
 SELECT DISTINCT holder, stretch_begin AS begin FROM stretches
@@ -137,7 +218,7 @@ CREATE OR REPLACE TEMP MACRO minutes(hour, begin_minute, end_minute) AS
 _SLICE_SUMS: Final = f"""
 WITH reclaimed AS (
     SELECT holder, hour,
-        max_by({{'begin': stretch_begin, 'end': stretch_end}},
+        max_by({{{{'begin': stretch_begin, 'end': stretch_end}}}},
             (stretch_end - stretch_begin, -stretch_begin)) AS stretch,
         {
     ", ".join(
@@ -150,8 +231,7 @@ WITH reclaimed AS (
 ), held AS (
     SELECT *, least(coalesce(still_minutes, 0), bit_count(idle)) AS held_minutes FROM devices
 )
-SELECT identity, make_timestamptz(min(hour) * 3600000000) AS hour,
-    sum(allocated_hours) AS allocated, sum(unused_hours) AS unused, count(allocated) AS known_hours,
+SELECT identity, hour * {HOUR_US} // {_PERIOD_US} AS period, {{since}} AS since,
     sum(held_minutes * minute_hours) AS idle_memory, sum(held_minutes * gib) AS held_gib_minutes,
     sum(held_minutes) FILTER (gib IS NOT NULL) AS held_minutes,
     {
@@ -162,19 +242,27 @@ SELECT identity, make_timestamptz(min(hour) * 3600000000) AS hour,
 },
     max_by(stretch, (stretch.end - stretch.begin, -stretch.begin))
         FILTER (stretch IS NOT NULL) AS stretch
-FROM held LEFT JOIN reclaimed USING (holder, hour) GROUP BY identity
+FROM held LEFT JOIN reclaimed USING (holder, hour) GROUP BY identity, period, since
 """  # noqa: S608  # as above
+_SUMS: Final = """
+CREATE OR REPLACE TEMP TABLE sums AS
+FROM allocated_sums LEFT JOIN slice_sums USING (identity, period, since)
+"""
 _SUMMED: Final = (
     *("allocated", "unused", "idle_memory", "held_gib_minutes", "held_minutes", "known_hours"),
     *(f"reclaimed_{limit}" for limit in LIMITS),
 )
-_UNKNOWN: Final = """
-SELECT count(DISTINCT hour) AS hours, sum(unknown_hours) AS unknown,
-    sum(unmeasured_hours) FILTER (holder IS NOT NULL) AS unmeasured,
-    sum(allocated_hours) FILTER (holder IS NOT NULL AND allocated IS NULL
-        AND unmeasured_hours IS NULL) AS without_minutes
-FROM parties
-"""
+_OF_ALLOCATIONS: Final = f"FROM usage_hourly_unnamed WHERE {_IN_WINDOW} AND category = 'idle'"
+_UNKNOWN: Final = f"""
+SELECT (SELECT count(DISTINCT hour) FROM usage_hourly_unnamed WHERE {_IN_WINDOW}) AS hours,
+    (SELECT sum(allocated_gpu_hours) {_OF_ALLOCATIONS} AND allocated_pod_state = 'unknown')
+        AS unknown,
+    (SELECT sum(allocated_gpu_hours) {_OF_ALLOCATIONS} AND busy_ns IS NULL AND {IS_HELD})
+        AS unmeasured,
+    (SELECT sum(allocated_gpu_hours) {_OF_ALLOCATIONS} AND {ALLOCATED} IS NULL
+        AND busy_ns IS NOT NULL AND {IS_HELD}) AS without_minutes
+"""  # noqa: S608  # our own names
+"""SQL with a query for each number, because DuckDB excludes files by the statistics of a column."""
 _REASONS: Final[Mapping[str, str]] = {
     "unknown": "may be allocated, but the kubelet did not answer; they are not in the table",
     "unmeasured": "are allocated, but their use is unknown; they do not count as unused",
@@ -265,36 +353,41 @@ def read_waste(
     connection: duckdb.DuckDBPyConnection, question: Question
 ) -> tuple[dict[tuple[str | None, ...], Waste], list[str]]:
     """Return the waste by the values of the dimensions, and notes on missing data."""
-    terms, unknown = Terms(question.policy, question.window), Counter[str]()
-    connection.execute(identities_sql("usage_hourly", "hour"), question.window._asdict())
-    connection.execute(_MINUTES)
-    connection.execute(_OPEN)
-    since = terms.since_sql("make_timestamptz(hour * 3600000000)")
+    terms, window = Terms(question.policy, question.window), question.window._asdict()
+    limits = usage_limits(connection, question.window)
+    connection.execute(identities_sql(USAGE), limits)
+    connection.execute(_ALLOCATED_SUMS.format(since=terms.since_sql("time")), limits)
+    connection.execute(_SHARED, limits)
+    connection.execute(_SEEN, window)
+    for made in (_SEEN_SHARED, _UNSEEN, _CANDIDATES, _MINUTES, _OPEN):
+        connection.execute(made)
+    since = terms.since_sql(f"make_timestamptz(hour * {HOUR_US})")
     kept = "CREATE OR REPLACE TEMP TABLE slice_sums AS"
-    for part in question.each(_slices(question.window)):
+    for part in question.each(_slices(connection, question.window)):
         connection.execute(_PARTIES, part._asdict())
         connection.execute(_DEVICES)
         connection.execute(_STRETCHES, {"begin_us": part.begin_us})
         connection.execute(_CONTINUED, {"end_us": part.end_us})
-        connection.execute(f"{kept} {_SLICE_SUMS}, {since}")
+        connection.execute(f"{kept} {_SLICE_SUMS.format(since=since)}")
         kept = "INSERT INTO slice_sums"
-        (found,) = rows_of(connection.sql(_UNKNOWN))
-        unknown.update({name: amount or 0 for name, amount in found.items()})
         connection.execute("DROP TABLE parties; DROP TABLE devices; DROP TABLE stretches")
+    connection.execute(_SUMS)
+    for table in ("seen", "candidates", "allocated_sums", "slice_sums"):
+        connection.execute(f"DROP TABLE {table}")
     waste: dict[tuple[str | None, ...], Waste] = defaultdict(Waste)
-    named = named_sql(connection, "slice_sums")
-    for row in rows_of(connection.sql(_sums_sql(named, question.by, terms))):
+    named = named_sql(connection, "sums")
+    for row in rows_of(connection.sql(_sums_sql(named, question.by))):
         key = tuple(terms.named(name, row[f"by_{name}"], row) for name in question.by)
         waste[key].add(row, terms.price(row))
         terms.note_unpriced(row, row["allocated"] or 0.0)
-    return waste, [*_notes(question, unknown), *terms.notes()]
+    return waste, [*_notes(connection, question), *terms.notes()]
 
 
-def _sums_sql(named: str, by: Iterable[str], terms: Terms) -> str:
+def _sums_sql(named: str, by: Iterable[str]) -> str:
     """Return the SQL of the sums by dimensions and prices, of the SQL of sums with names."""
     return f"""
 SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in by)}, {", ".join(PRICED)},
-    {terms.since_sql("hour")} AS since, {", ".join(f"sum({name}) AS {name}" for name in _SUMMED)},
+    since, {", ".join(f"sum({name}) AS {name}" for name in _SUMMED)},
     max_by({{'begin': stretch.begin, 'end': stretch.end, 'pod': {HOLDER_NAME}}},
         (stretch.end - stretch.begin, -stretch.begin, {HOLDER_NAME}))
         FILTER (stretch IS NOT NULL) AS longest
@@ -302,15 +395,25 @@ FROM {named} GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-def _slices(window: Window) -> list[Window]:
-    length = _SLICE_DAYS * DAY_US
-    return [
-        Window(begin_us, min(begin_us + length, window.end_us))
-        for begin_us in range(window.begin_us, window.end_us, length)
-    ]
+def _slices(connection: duckdb.DuckDBPyConnection, window: Window) -> list[Window]:
+    """Return slices of the window: whole blocks with a limited number of hours of devices."""
+    counts = dict(
+        connection.sql(
+            "SELECT block, sum(bit_count(idle_hours)) FROM seen GROUP BY block"
+        ).fetchall()
+    )
+    borders, hours = [window.begin_us], 0
+    for block in range(window.begin_us // _BLOCK_US, -(-window.end_us // _BLOCK_US)):
+        hours += counts.get(block, 0)
+        if hours > _SLICE_HOURS and block * _BLOCK_US > borders[-1]:
+            borders.append(block * _BLOCK_US)
+            hours = counts.get(block, 0)
+    return [Window(*limits) for limits in pairwise([*borders, window.end_us])]
 
 
-def _notes(question: Question, unknown: Mapping[str, Any]) -> Iterable[str]:
+def _notes(connection: duckdb.DuckDBPyConnection, question: Question) -> Iterable[str]:
+    window = question.window._asdict()
+    (unknown,) = rows_of(connection.execute(_UNKNOWN, window))
     hours = (question.window.end_us - question.window.begin_us) // HOUR_US
     if missing := hours - unknown["hours"]:
         yield f"{missing} of {hours} hours have no samples."

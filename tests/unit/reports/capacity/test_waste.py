@@ -20,7 +20,7 @@ from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.pricing.policy_file import parse_policy
 from gpuledger_reports.reading.times import Window
 from tests.tables import for_each
-from tests.unit.reports.capacity.views import view_usage
+from tests.unit.reports.capacity.views import sum_up_days, view_usage
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -134,9 +134,15 @@ class World:
                         used_minutes=bits([minute % 60 for minute in found]),
                     )
 
+    def _is_used(self, device: str, minute: int) -> bool:
+        return minute in self.unattributed[device] or any(
+            minute in pod.minutes and minute in pod.used.get(device, ()) for pod in self.pods
+        )
+
     def _of_pod(self, pod: Pod, device: str, minutes: Sequence[int]) -> Iterator[Row]:
         known = [minute for minute in minutes if minute not in self.unknown[device]]
         working = [minute % 60 for minute in known if minute in pod.used[device]]
+        of_any = [minute % 60 for minute in known if self._is_used(device, minute)]
         if not minutes:
             return
         hour, share = FIRST_HOUR + minutes[0] // 60, 1 / 4 if device == "GPU-shared" else 1
@@ -146,9 +152,12 @@ class World:
             pod.name,
             round(len(minutes) * MINUTE_NS * share),
             gpu=device,
-            busy_ns=round((len(known) - len(working)) * MINUTE_NS * share) if known else None,
+            busy_ns=round((len(known) - len(of_any)) * MINUTE_NS * share) if known else None,
             allocated_minutes=bits([minute % 60 for minute in known]),
-            used_minutes=bits(range(60)),
+            used_minutes=bits(of_any),
+            **{BUSY.columns[0]: len(known) - len(of_any), BUSY.columns[-1]: len(of_any)}
+            if known
+            else {},
             **slices,
         )
         yield used(
@@ -200,6 +209,7 @@ def worlds(draw: st.DrawFn) -> World:
 def test_stretches_and_what_limits_reclaim_are_those_of_each_minute(world: World) -> None:
     with duckdb.connect() as connection:
         view_usage(connection, "usage_hourly", [*world.rows()])
+        sum_up_days(connection)
         found = waste_of(connection, FIRST_HOUR + world.hours)
     rows = {row["workload"].removeprefix("Pod/"): row for row in found.rows}
     for pod in world.pods:
@@ -370,6 +380,15 @@ def test_a_pod_is_not_idle_while_one_of_its_devices_is_not_seen(
         view_usage(connection, "usage_hourly", [*usage, *between])
         rows = {row["workload"]: row for row in waste_of(connection, 3).rows}
     assert rows["Pod/train"]["longest_idle_hours"] == longest
+
+
+def test_a_pod_is_not_idle_while_one_of_its_devices_is_not_seen_for_days() -> None:
+    usage = [idle_hour(hour, "train", gpu="GPU-a") for hour in range(121)]
+    usage += [idle_hour(hour, "train", gpu="GPU-b") for hour in (0, 120)]
+    with duckdb.connect() as connection:
+        view_usage(connection, "usage_hourly", usage)
+        (row,) = waste_of(connection, 121).rows
+    assert row["longest_idle_hours"] == 1.0
 
 
 def test_another_pods_use_does_not_hide_an_idle_pod(tmp_path: Path) -> None:

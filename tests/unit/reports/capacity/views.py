@@ -6,9 +6,10 @@ import duckdb
 import msgspec
 
 from gpuledger.store.query import empty_relation, sql_type
-from gpuledger.store.schema import PODS
-from gpuledger.store.usage_schema import NAMESPACES, NODES
+from gpuledger.store.schema import PARTITION_COLUMN, PODS
+from gpuledger.store.usage_schema import NAMESPACES, NODES, USAGE_HOURLY
 from gpuledger.store.views import TABLES, usage_sql
+from gpuledger_sinks.store.rollups import DAILY, sums_sql
 from tests.unit.reports.stores import Row
 
 
@@ -40,7 +41,19 @@ def view_usage(connection: duckdb.DuckDBPyConnection, name: str, rows: Sequence[
             "shape": msgspec.json.encode([shape]).decode(),
         },
     )
-    for view in (name, f"{name}_unnamed"):
-        connection.execute(f"CREATE VIEW {view} AS {usage_sql(name, {name: f'{name}_rows'})}")
+    for each in ("usage_hourly", "usage_daily"):
+        relations = {each: f"{each}_rows" if each == name else empty_relation(TABLES[each])}
+        for view in (each, f"{each}_unnamed"):
+            connection.execute(f"CREATE VIEW {view} AS {usage_sql(each, relations)}")
     for table in (PODS, NODES, NAMESPACES):
         connection.execute(f"CREATE VIEW {table.name} AS FROM {empty_relation(table)}")
+
+
+def sum_up_days(connection: duckdb.DuckDBPyConnection) -> None:
+    """Fill the view of daily usage from hours that `view_usage` made, as maintenance does."""
+    has = {column.name for column in USAGE_HOURLY.columns} - {PARTITION_COLUMN}
+    sums = sums_sql(DAILY, "usage_hourly_rows", "true", has=has)
+    connection.execute(f"CREATE TABLE usage_daily_rows AS {sums}")
+    rows = f"(SELECT * EXCLUDE ({PARTITION_COLUMN}) FROM usage_daily_rows)"  # noqa: S608  # our own name
+    sql = usage_sql("usage_daily", {"usage_daily": rows})
+    connection.execute(f"CREATE OR REPLACE VIEW usage_daily_unnamed AS {sql}")
