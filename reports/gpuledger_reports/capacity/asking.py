@@ -16,6 +16,7 @@ from gpuledger.store.usage_schema import USAGE_HOURLY
 from gpuledger.store.views import create_views, valid_through
 from gpuledger.texts import find_near, shorten
 from gpuledger.time_ranges import HOURS, RANGE_FORMS, TIME_FORMS, is_duration, parse_whole
+from gpuledger_reports.capacity.impossible import leave_out_impossible, notes_on_impossible
 from gpuledger_reports.capacity.report import Answer, Option, Question, Report, split_items
 from gpuledger_reports.pricing.periods import bill_window, parse_window
 from gpuledger_reports.pricing.policy import BillPolicy
@@ -63,6 +64,7 @@ def open_store(
     connection.execute("SET enable_progress_bar = false")
     with _reading():
         files = create_views(connection, store, options)[USAGE_HOURLY.name]
+        leave_out_impossible(connection)
         if not files:
             return None
         # From the files, because the view would join descriptions.
@@ -115,6 +117,8 @@ def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnec
     added = [name for name in question.where if name not in question.by]
     with _reading():
         found = report.read(connection, replace(question, by=(*question.by, *added)))
+        left_out = notes_on_impossible(connection, question.window)
+        found = replace(found, notes=[*found.notes, *left_out])
     rows = [row for row in found.rows if question.selects(row)][: question.top]
     if hidden := {*added} - {*report.columns}:
         rows = [{name: row[name] for name in row if name not in hidden} for row in rows]

@@ -1,0 +1,63 @@
+"""Rows of usage with impossible amounts, which reports leave out.
+
+An agent that is broken or forged can publish any number. One such row would exceed all others in a
+sum, so it is no more known than a missing row.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import duckdb
+
+from gpuledger.clock import NS_PER_DAY, NS_PER_HOUR
+from gpuledger.store.distributions import MEMORY_MAX
+from gpuledger.store.usage_schema import USAGE_DAILY, USAGE_HOURLY
+from gpuledger_reports.reading.times import Window
+
+_PERIODS: Final = {
+    USAGE_HOURLY.name: ("hour", NS_PER_HOUR),
+    USAGE_DAILY.name: ("day", NS_PER_DAY),
+}
+_TIMES: Final = ("allocated_ns", "unresponsive_ns", "busy_ns")
+_MOST_MEMORY: Final = 2**50
+_SHOWN: Final = 3
+_ROWS: Final = (
+    "CREATE OR REPLACE TABLE impossible_rows (cluster VARCHAR, node VARCHAR, time TIMESTAMPTZ)"
+)
+_EXISTS: Final = "SELECT 1 FROM duckdb_tables() WHERE table_name = 'impossible_rows'"
+_NODES: Final = """
+SELECT cluster || '/' || node AS name, count(*) AS rows FROM impossible_rows
+WHERE time >= make_timestamptz($begin_us) AND time < make_timestamptz($end_us)
+GROUP BY name ORDER BY name
+"""
+
+
+def leave_out_impossible(connection: duckdb.DuckDBPyConnection) -> None:
+    """Replace the views of usage without descriptions by views without impossible rows."""
+    connection.execute(_ROWS)
+    for table, (period, length_ns) in _PERIODS.items():
+        # Minutes that arrive after their rows were purged can count twice.
+        most = {**dict.fromkeys(_TIMES, 2 * length_ns), MEMORY_MAX: _MOST_MEMORY}
+        outside = [f"{column} NOT BETWEEN 0 AND {bound}" for column, bound in most.items()]
+        view = f"{table}_unnamed"
+        # One condition at a time, because DuckDB excludes files by the statistics of one column.
+        if any(connection.sql(f"FROM {view} WHERE {each} LIMIT 1").fetchall() for each in outside):
+            is_impossible = f"({' OR '.join(outside)}) IS true"
+            connection.execute(f"""
+            ALTER VIEW {view} RENAME TO {view}_all;
+            CREATE VIEW {view} AS FROM {view}_all WHERE NOT ({is_impossible});
+            INSERT INTO impossible_rows
+            SELECT cluster, node, {period} FROM {view}_all WHERE {is_impossible}
+            """)  # noqa: S608  # our own names
+
+
+def notes_on_impossible(connection: duckdb.DuckDBPyConnection, window: Window) -> Iterator[str]:
+    """Yield a note with the nodes whose rows are left out of a window, if there are any."""
+    if not connection.sql(_EXISTS).fetchall():
+        return
+    nodes = connection.execute(_NODES, window._asdict()).fetchall()
+    if nodes:
+        count = sum(rows for _, rows in nodes)
+        more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+        names = ", ".join(name for name, _ in nodes[:_SHOWN])
+        yield f"{count} rows with impossible amounts are left out, of nodes: {names}{more}."
