@@ -442,13 +442,14 @@ REPORT: Final = Report(
     name="waste",
     summary="List allocated GPU time that was not used, by workload or team.",
     about=(
-        "Unused time is allocated time in which no kernel ran, as on a bill. Time whose use or"
-        " allocation is unknown does not count as unused. A pod is idle in a minute if it ran no"
-        " kernel on any of its devices. `Cost > 60 min` is the cost that a limit of 60 idle minutes"
-        " would have reclaimed: the part of each idle stretch after its first 60 minutes. Rows are"
-        " ranked by this cost, for the limit `--idle-minutes`. `Idle memory GiB` is the mean memory"
-        " that processes of a pod held on a device in minutes without kernels. Files have more"
-        " columns, such as the longest idle stretch with its start, end and pod."
+        "Unused time is allocated time of a GPU in which no kernel ran on it, as on a bill. Time"
+        " whose use or allocation is unknown does not count as unused. A pod is idle in a minute"
+        " if it ran no kernel on any of its devices. `Cost > 60 min` is the cost that a limit of"
+        " 60 idle minutes would have reclaimed: the part of each idle stretch after its first 60"
+        " minutes. Rows are ranked by this cost, for the limit `--idle-minutes`. `Idle memory"
+        " GiB` is the mean memory that processes of a pod held on a device in minutes without"
+        " kernels. Files have more columns, such as the longest idle stretch with its start, end"
+        " and pod."
     ),
     examples={
         "The 20 workloads whose idle pods cost the most": "--prices prices.yaml --top 20",
