@@ -62,6 +62,8 @@ def open_store(
     """
     # DuckDB would show the progress of long queries on standard output.
     connection.execute("SET enable_progress_bar = false")
+    # Reports read the same files many times.
+    connection.execute("SET parquet_metadata_cache = true")
     with _reading():
         files = create_views(connection, store, options)[USAGE_HOURLY.name]
         leave_out_impossible(connection)
