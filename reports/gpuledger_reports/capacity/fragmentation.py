@@ -42,8 +42,10 @@ class _Group:
     unknown: set[str] = field(default_factory=set)
     evidence: list[tuple[float, str]] = field(default_factory=list)
 
-    def add(self, kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int]) -> None:
-        """Add a kind at each instant."""
+    def add(
+        self, kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int], instants: int
+    ) -> None:
+        """Add a kind at each of its instants; `instants` is the number of all instants."""
         self.instants |= found.keys()
         for each in found.values():
             amounts = {
@@ -59,15 +61,15 @@ class _Group:
                 self.unknown.add("by_cpu_gpus")
             if each.free and not each.knows_memory:
                 self.unknown.add("by_memory_gpus")
-        self.evidence += _evidence(kind, found, mix)
+        self.evidence += _evidence(kind, found, mix, instants)
 
-    def row(self, unmet_gpus: float) -> Row:
-        """Return the means over the instants, with advice if packing would help."""
+    def row(self, unmet_gpus: float, instants: int) -> Row:
+        """Return the means over all instants, with advice if packing would help."""
         means = {
-            name: None if name in self.unknown else round(total / len(self.instants), 2)
+            name: None if name in self.unknown else round(total / instants, 2)
             for name, total in self.sums.items()
         }
-        stranded = (self.sums["unusable_gpus"] - self.sums["packed_gpus"]) / len(self.instants)
+        stranded = (self.sums["unusable_gpus"] - self.sums["packed_gpus"]) / instants
         is_much = stranded >= _ADVISED_GPUS
         return {
             "instants": len(self.instants),
@@ -79,13 +81,13 @@ class _Group:
 
 
 def _evidence(
-    kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int]
+    kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int], instants: int
 ) -> Iterator[tuple[float, str]]:
     """Yield the gain of packing for each size of pod, with a sentence about this size."""
     sizes = Counter[Shape]()
     for shape, number in mix.items():
         sizes[Shape(shape.gpus, shape.share)] += number
-    unit = kind.fraction / len(found)
+    unit = kind.fraction / instants
     free = sum(each.free for each in found.values()) * unit
     for size, number in sizes.items():
         part = number / sum(sizes.values())
@@ -107,17 +109,20 @@ def _amount(gpus: float) -> str:
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     fleet = read_fleet(connection, question)
+    # Every row, and `unmet_gpus`, is a mean over the same time. A group without GPUs at an instant
+    # has 0 GPUs.
+    sampled = len(_sampled(fleet))
     groups: dict[tuple[str | None, ...], _Group] = defaultdict(_Group)
     for kind in question.each(list(fleet.nodes)):
         mix, of_kind = fleet.mixes.get(kind, Counter()), fleet.nodes[kind]
         found = {at: measure(list(nodes.values()), mix) for at, nodes in of_kind.items()}
-        groups[kind.key].add(kind, found, mix)
+        groups[kind.key].add(kind, found, mix, sampled)
     waiting = read_waiting(connection, question.by, window=question.window)
     hours = (question.window.end_us - question.window.begin_us) / HOUR_US
     rows = [
         {
             **dict(zip(question.by, key, strict=True)),
-            **group.row(sum(waiting.get(key, {}).values()) / hours),
+            **group.row(sum(waiting.get(key, {}).values()) / hours, sampled),
         }
         for key, group in groups.items()
     ]
@@ -125,9 +130,14 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     return Answer(rows=rows, notes=list(_notes(fleet, question, rows)))
 
 
+def _sampled(fleet: Fleet) -> set[int]:
+    """Return the instants at which any node has samples."""
+    return {at for of_kind in fleet.nodes.values() for at in of_kind}
+
+
 def _notes(fleet: Fleet, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     hours = find_instants(question.window)
-    sampled = {at for of_kind in fleet.nodes.values() for at in of_kind}
+    sampled = _sampled(fleet)
     yield f"Means over {len(sampled)} instants of the time range."
     if missing := len(hours) - len(sampled):
         yield (

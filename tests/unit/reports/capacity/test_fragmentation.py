@@ -102,6 +102,20 @@ def test_gpus_are_stranded_that_packed_pods_would_leave_together(tmp_path: Path)
     assert any("CPU or memory" in note for note in answer.notes)
 
 
+def test_all_rows_are_means_over_the_same_instants(tmp_path: Path) -> None:
+    """GPUs of another model exist only in the second of two hours."""
+    second = BEGIN_US + HOUR_US
+    usage = [each | {"hour": hour} for hour in (BEGIN_US, second) for each in spread()]
+    usage += [
+        each | {"hour": second, "node": f"x{each['node']}", "model": "L4"} for each in spread()
+    ]
+    rows = answer_of(tmp_path, window=Window(BEGIN_US, second + HOUR_US), usage_hourly=usage).rows
+    found = {row["model"]: row for row in rows}
+    assert {model: row["instants"] for model, row in found.items()} == {"H100": 2, "L4": 1}
+    for name in ("gpus", "free_gpus", "unusable_gpus", "stranded_gpus"):
+        assert found["L4"][name] == found["H100"][name] / 2
+
+
 def test_gpus_of_a_cordoned_node_are_not_free_and_not_packed(tmp_path: Path) -> None:
     nodes = [node_row(node="b", hour=0.25, unschedulable=True)]
     nodes += [node_row(node="c", hour=0.75, unschedulable=True)]
