@@ -16,6 +16,7 @@ from gpuledger_reports.capacity.allocations import USAGE, usage_limits
 from gpuledger_reports.capacity.cordons import create_cordoned
 from gpuledger_reports.capacity.failure_rates import binomial_tail, poisson_interval
 from gpuledger_reports.capacity.failures import (
+    CAUSES,
     CONTAINED_ECC,
     LOST,
     DeviceHour,
@@ -27,6 +28,7 @@ from gpuledger_reports.capacity.failures import (
 )
 from gpuledger_reports.capacity.pod_shapes import read_shape
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
+from gpuledger_reports.capacity.waits import read_fractions
 from gpuledger_reports.reading.times import HOUR_US
 
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -167,6 +169,9 @@ class _Table:
         for hours in self.hours.values():
             for model, count in hours.items():
                 of_models[model] += count
+        # Bonferroni correction for each group, or each of its causes: at most 5 % of reports have a
+        # note by chance.
+        tests = len(self.hours) * (len(CAUSES) if _CAUSE in self._by else 1)
         ranked = []
         for key, losses in self.losses.items():
             hours = self.hours[self.with_cause(key, None)]
@@ -175,8 +180,7 @@ class _Table:
                 known[model] * count / of_models[model] for model, count in hours.items() if count
             )
             row = _row(losses, sum(hours.values()), window_hours, expected, sum(known.values()))
-            # Bonferroni correction: at most 5 % of reports have a note by chance.
-            is_worse = row["p_value"] * len(self.hours) < _SIGNIFICANT
+            is_worse = row["p_value"] * tests < _SIGNIFICANT
             if is_worse:
                 row["note"] = (
                     f"fails more often than its model: {row['failures']} failures,"
@@ -239,7 +243,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     )
     known = [failure for failure in failures if failure.gpu in gpus]
     stalled, is_complete = _stalled(connection, known, times)
-    interrupted = _interrupted(connection, known)
+    interrupted, unsized = _interrupted(connection, known)
     for failure, unused, ended in zip(known, stalled, interrupted, strict=True):
         table.add(*gpus[failure.gpu], failure.cause, stalled=unused, interrupted=ended)
     notes = []
@@ -249,6 +253,11 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         notes.append(
             "For some hours, it is unknown whether a failed GPU was used again, because an earlier"
             " version of gpuledger summed them up. The lost GPU-hours may be higher."
+        )
+    if unsized:
+        notes.append(
+            f"Interrupted runs with claims or shares of unknown size: {unsized}. Their GPU-hours"
+            " are not included."
         )
     rows = table.rows((end_us - begin_us) / HOUR_US)
     if rows and (without := table.without_failures()):
@@ -296,8 +305,13 @@ def _stalled(
     return found, is_complete
 
 
-def _interrupted(connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure]) -> list[float]:
-    """Return the GPU-hours of the runs that each failure ended. Each run counts once."""
+def _interrupted(
+    connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure]
+) -> tuple[list[float], int]:
+    """Return the GPU-hours of the runs that each failure ended. Each run counts once.
+
+    The second value is the number of runs without a known size, which count as 0 GPU-hours.
+    """
     uids = list({uid for failure in failures for uid in failure.pods})
     runs = {
         (cluster, uid): (begin_us, end_us, [each["requested"] for each in containers or []])
@@ -305,7 +319,8 @@ def _interrupted(connection: duckdb.DuckDBPyConnection, failures: Sequence[Failu
             _RUNS, {"pods": orjson.dumps(uids).decode()}
         ).fetchall()
     }
-    found = []
+    fractions = read_fractions(connection)
+    found, unsized = [], 0
     for failure in failures:
         hours = 0.0
         for uid in failure.pods:
@@ -313,10 +328,11 @@ def _interrupted(connection: duckdb.DuckDBPyConnection, failures: Sequence[Failu
             if end_us is None or not _END_US[0] <= end_us - failure.time_us <= _END_US[1]:
                 continue
             del runs[failure.gpu[0], uid]
-            gpus = read_shape(requests, {}).gpus or 0.0
-            hours += gpus * max(0, failure.time_us - begin_us) / HOUR_US
+            gpus = read_shape(requests, fractions).gpus
+            unsized += gpus is None
+            hours += (gpus or 0.0) * max(0, failure.time_us - begin_us) / HOUR_US
         found.append(hours)
-    return found
+    return found, unsized
 
 
 REPORT: Final = Report(
@@ -328,13 +344,16 @@ REPORT: Final = Report(
         " `Per GPU-year` has an exact 95 % Poisson confidence interval. `Expected` is the number of"
         " failures at the mean rate of the model, including the failures of this row. Rows that"
         " fail significantly more often come first, with a note; the test corrects for the number"
-        " of rows. A note counts the rows without failures. `Lost GPU-hours` are time"
+        " of groups. A note counts the groups without failures. `Lost GPU-hours` are time"
         " in which a GPU did not respond, and up to a day after a failure in which it was allocated"
         " but not used again. They include `Cordoned`: time in which a GPU was free on a cordoned"
         " node, because of a failure or not. `Interrupted` are GPU-hours of runs"
         " that ended within ten minutes after a failure; the work since their last checkpoint is"
-        " lost. Pods of services are not included. The report does not detect taints, or failures"
-        " and cordons in hours without samples."
+        " lost. Pods of Deployments, ReplicaSets, StatefulSets and DaemonSets, and Slurm jobs, are"
+        " not included. The values of `cause` are `ecc`, `lost` (XID 79, or no response), `xid`,"
+        " `other` and `cordoned`. A failure has the first cause that applies; time without a"
+        " response always counts as `lost`. The report does not detect taints, or failures and"
+        " cordons in hours without samples."
     ),
     examples={
         "The last 30 days, by model and node": "",

@@ -162,7 +162,7 @@ def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
     times = {"begin_us": window.begin_us, "end_us": window.end_us}
     connection.execute(_WAITS, times)
     found = connection.execute("SELECT DISTINCT requests FROM unsized_waits").fetchall()
-    fractions = dict(connection.execute(_FRACTIONS).fetchall())
+    fractions = read_fractions(connection)
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE shapes (requests VARCHAR[], shape VARCHAR, gpus DOUBLE)"
     )
@@ -171,6 +171,11 @@ def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
         connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
     connection.execute(_SIZED, {"begin_us": window.begin_us})
     connection.execute("DROP TABLE unsized_waits")
+
+
+def read_fractions(connection: duckdb.DuckDBPyConnection) -> dict[str, float]:
+    """Return the part of a GPU of each MIG profile in use."""
+    return dict(connection.execute(_FRACTIONS).fetchall())
 
 
 def name_teams(connection: duckdb.DuckDBPyConnection, terms: Terms) -> None:

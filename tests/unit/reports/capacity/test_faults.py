@@ -100,6 +100,17 @@ def test_a_node_that_fails_more_often_than_its_model_is_first_and_has_a_note(
     assert "2 of 4 groups of GPUs had no failures." in found.notes
 
 
+def test_each_cause_of_a_group_is_a_test_of_its_own(tmp_path: Path) -> None:
+    """Four failures, all on one of four nodes, have p = 1/256."""
+    incidents = [incident(hour, gpu="GPU-0", node="n0") for hour in range(0, 8, 2)]
+    by_node = faults(tmp_path / "node", incidents, fleet(4), by=("node",))
+    by_cause = faults(tmp_path / "cause", incidents, fleet(4), by=("node", "cause"))
+    for row in (*by_node.rows, *by_cause.rows):
+        assert row["p_value"] == pytest.approx(1 / 256)
+    assert by_node.rows[0]["note"]
+    assert by_cause.rows[0]["note"] is None
+
+
 def test_a_single_failure_or_equal_rates_are_not_notable(tmp_path: Path) -> None:
     incidents = [
         incident(hour, gpu=f"GPU-{number}", node=f"n{number}")
@@ -161,6 +172,35 @@ def test_runs_that_end_with_a_failure_are_interrupted_once_and_services_are_not(
     (row,) = faults(tmp_path, incidents, fleet(), pods=pods, by=("model",)).rows
     assert row["interrupted_gpu_hours"] == pytest.approx(3 * 4)
     assert row["failures"] == 2
+
+
+def test_an_interrupted_run_without_a_known_size_is_named_and_a_mig_instance_has_its_part(
+    tmp_path: Path,
+) -> None:
+    times: dict[str, Value] = {
+        "started_time": BEGIN_US + 3 * HOUR_US,
+        "ended_time": BEGIN_US + 5 * HOUR_US,
+        "container": "main",
+        "owner_kind": "Job",
+    }
+    pods = [
+        pod_row(name, container_id=f"id-{name}", requested=requested, **times)
+        for name, requested in (
+            ("claim", "{}"),
+            ("share", '{"nvidia.com/gpu.shared":"1"}'),
+            ("mig", '{"nvidia.com/mig-1g.6gb":"1"}'),
+        )
+    ]
+    # An A30 has four slices.
+    slices: dict[str, Value] = {"compute_slices": 1, "gpu_compute_slices": 4}
+    usage = [*fleet(), allocated(0, "mig", gpu="MIG-a", mig_profile="1g.6gb", **slices)]
+    failed = incident(5, gpu="GPU-1", node="n1", on=["claim", "share", "mig"])
+    found = faults(tmp_path, [failed], usage, pods=pods, by=("node",))
+    assert found.rows[0]["interrupted_gpu_hours"] == pytest.approx(2 / 4)
+    assert (
+        "Interrupted runs with claims or shares of unknown size: 2. Their GPU-hours are not"
+        " included."
+    ) in found.notes
 
 
 def test_failures_without_usage_are_named_and_a_fleet_without_failures_has_no_rows(
