@@ -73,9 +73,10 @@ def find_outlook(
     found: dict[str, Any] = dict.fromkeys((*dimensions, *COLUMNS))
     found |= dict(zip(dimensions, demand.key, strict=True))
     series = [sum(each) for each in zip(demand.allocated, demand.waiting, strict=True)]
-    hours, gpus = len(series), max(0.0, demand.gpus + added_gpus)
+    hours, known = len(series), sum(demand.known)
+    gpus = max(0.0, demand.gpus + added_gpus)
     found |= {
-        "history_days": hours // DAY,
+        "history_days": known // DAY,
         "gpus": round(gpus, 2),
         "demand": round(fmean(series[-DAY:]), 2),
         "waiting": round(fmean(demand.waiting[-DAY:]), 2),
@@ -83,7 +84,7 @@ def find_outlook(
         "filled_hours": demand.filled_hours,
         "unknown_gpu_hours": round(demand.unknown_hours, 2),
     }
-    needed, known = hours_needed(days * DAY), sum(demand.known)
+    needed = hours_needed(days * DAY)
     notes = {
         f"too short a history; {-(-needed // DAY)} days are needed": known < needed,
         f"{demand.filled_hours} hours without samples of some GPUs": demand.filled_hours,

@@ -140,4 +140,5 @@ def test_a_note_counts_the_hours_of_unknown_allocation() -> None:
     known = (*(True,) * (WEEKS - 2) * WEEK, *(False,) * 2 * WEEK)
     found = find_outlook(replace(steady, known=known), ("cluster", "model"), days=7)
     assert found["note"] == "336 hours of unknown allocation"
+    assert found["history_days"] == (WEEKS - 2) * 7
     assert found["expected"] == 4.0
