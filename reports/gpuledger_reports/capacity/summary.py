@@ -217,11 +217,14 @@ def _drop_tables(connection: duckdb.DuckDBPyConnection) -> None:
         connection.execute(f"DROP TABLE {quoted_name(name)}")
 
 
-def _worth(book: PriceBook, window: Window, row: Row, name: str) -> float:
-    """Return the value of an amount of GPUs or GPU-hours, at the mean price in the window."""
-    amount = row[name] or 0.0
-    if name.endswith("_cost"):
-        return float(amount)
+def _worth(book: PriceBook, window: Window, row: Row, name: str) -> float | None:
+    """Return the value of an amount of GPUs or GPU-hours, at the mean price in the window.
+
+    It is `None` if the amount is unknown, or if the GPUs have no price on one of the days.
+    """
+    amount: float | None = row[name]
+    if not amount or name.endswith("_cost"):
+        return amount
     gpu = DeviceTraits(
         row.get("cluster", ""),
         row.get("node", ""),
@@ -231,28 +234,33 @@ def _worth(book: PriceBook, window: Window, row: Row, name: str) -> float:
         zone=row.get("zone"),
         capacity_type=row.get("capacity_type"),
     )
-    of_window = sum(
-        book.rate_of(gpu, day_of(day.begin_us)).per_gpu_hour * (day.end_us - day.begin_us)
-        for day in days_in(window)
-    )
+    rates = [(day, book.rate_of(gpu, day_of(day.begin_us))) for day in days_in(window)]
+    if any(rate.price is None for _, rate in rates):
+        return None
+    of_window = sum(rate.per_gpu_hour * (day.end_us - day.begin_us) for day, rate in rates)
     length_us = window.end_us - window.begin_us if name.endswith("_gpu_hours") else HOUR_US
     return float(amount) * float(of_window / length_us)
 
 
 def _headlines(
-    report: Report, found: Answer, currency: str, worth: Callable[[Row, str], float]
+    report: Report, found: Answer, currency: str, worth: Callable[[Row, str], float | None]
 ) -> Iterator[Row]:
     nothing = dict.fromkeys(_COLUMNS) | {"report": report.name}
     if not (found.rows and found.is_found):
         yield nothing | {"headline": report.codes[1]}
         return
     for column, text, unit, of, unknown, is_optional in HEADLINES.get(report.name, ()):
-        known = [row for row in found.rows if row[column] is not None]
-        amounts = [worth(row, column) if unit == _MONEY else row[column] for row in known]
-        value = of(amounts) if known else None
+        read = worth if unit == _MONEY else dict.__getitem__
+        known = [
+            (amount, row)
+            for row in found.rows
+            for amount in [read(row, column)]
+            if amount is not None
+        ]
+        value = of(amount for amount, _ in known) if known else None
         about = None if known else unknown
         if known and of is not sum:
-            row = next(row for row in known if row[column] == value)
+            row = next(row for amount, row in known if amount == value)
             about = ", ".join(str(row[name]) for name in report.default_by.split(",") if row[name])
         elif known and not is_optional and (rest := len(found.rows) - len(known)):
             about = f"unknown for {rest} of {len(found.rows)} rows, which are left out"
@@ -270,15 +278,15 @@ def _actions(
     advice: Advice,
     rows: Iterable[Row],
     currency: str,
-    worth: Callable[[Row, str], float],
+    worth: Callable[[Row, str], float | None],
 ) -> Iterator[_Action]:
     digits = minor_digits(currency)
     for row in rows:
         if advice.reason and row[advice.reason] is None:
             continue
-        saved = sum(worth(row, name) for name in advice.saved)
+        saved = sum(worth(row, name) or 0.0 for name in advice.saved)
         if advice.at_most:
-            saved = min(saved, worth(row, advice.at_most))
+            saved = min(saved, worth(row, advice.at_most) or 0.0)
         if round(saved, digits) > 0 or advice.is_always_shown:
             place = [row[name] for name in _PLACE if row.get(name)]
             named = row | {"place": "/".join(place)}

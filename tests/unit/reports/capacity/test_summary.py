@@ -164,6 +164,19 @@ def test_free_gpus_cost_their_price_and_hours() -> None:
     assert (found["mean_free"]["value"], found["mean_free"]["unit"]) == (300, "EUR")
 
 
+def test_free_gpus_without_a_price_are_unknown_and_not_free_of_charge() -> None:
+    prices = [Price(name="h100", per_gpu_hour=Decimal(2), model="H100")]
+    policy = BillPolicy(currency="EUR", prices=prices)
+    place: Row = {"cluster": "prod", "pool": "p"}
+    l4, h100 = (place | {"model": model, "mean_free": 1.5} for model in ("L4", "H100"))
+    for rows, value, about in (
+        ([l4, h100], 300, "unknown for 1 of 2 rows, which are left out"),
+        ([l4], None, "unknown"),
+    ):
+        found = {row["column"]: row for row in summary(report("fleet", rows), policy=policy).rows}
+        assert (found["mean_free"]["value"], found["mean_free"]["about"]) == (value, about)
+
+
 def test_faulty_nodes_are_shown_in_addition_to_the_three_actions_worth_most() -> None:
     waste = [workload("a", 900.0), *(workload(name, 9.0) for name in "bcd")]
     place: Row = {"cluster": "prod", "pool": "h100", "model": "H100", "note": "worse"}
