@@ -3,7 +3,8 @@
 Invalid options raise `ArgumentError`, which names the option or parameter.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -17,7 +18,7 @@ from gpuledger.store.views import create_views, valid_through
 from gpuledger.texts import find_near, shorten
 from gpuledger.time_ranges import HOURS, RANGE_FORMS, TIME_FORMS, is_duration, parse_whole
 from gpuledger_reports.capacity.impossible import leave_out_impossible, notes_on_impossible
-from gpuledger_reports.capacity.report import Answer, Option, Question, Report, split_items
+from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, split_items
 from gpuledger_reports.pricing.periods import bill_window, parse_window
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
@@ -44,12 +45,17 @@ def options_of(report: Report) -> dict[str, Option]:
         "from": Option(help=f"{begin}. Time: {TIME_FORMS}.", may_be_negative=True),
         "to": Option(help=f"{end}. Time: {TIME_FORMS}.", may_be_negative=True),
     }
-    if report.dimensions:
-        by = f"Dimensions, separated by commas: {', '.join(report.dimensions)}."
+    names = ", ".join(report.dimensions)
+    if report.dimensions and report.has_by:
+        by = f"Dimensions, separated by commas: {names}."
         found["by"] = Option(help=by, default=report.default_by)
-        where = "Only rows with these values of dimensions: KEY=VALUE, separated by commas."
+    if report.dimensions:
+        keys = "dimensions" if report.has_by else names
+        where = f"Only rows with these values of {keys}: KEY=VALUE, separated by commas."
         found["where"] = Option(help=where, is_list=True)
-        found["top"] = Option(help="Number of rows to show, the most important first.")
+        top = "Number of rows to show, the most important first"
+        top += "; with --history, of each day." if "history" in report.options else "."
+        found["top"] = Option(help=top)
     return found | dict(report.options)
 
 
@@ -121,11 +127,22 @@ def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnec
         found = report.read(connection, replace(question, by=(*question.by, *added)))
         left_out = notes_on_impossible(connection, question.window)
         found = replace(found, notes=[*found.notes, *left_out])
-    rows = [row for row in found.rows if question.selects(row)][: question.top]
+    rows = [row for row in found.rows if question.selects(row)]
+    if question.top is not None:
+        rows = [*_first_of_days(rows, question.top)]
     if hidden := {*added} - {*report.columns}:
         rows = [{name: row[name] for name in row if name not in hidden} for row in rows]
     notes = [*_selection(question, is_empty=not rows), *found.notes]
     return Answer(rows=rows, notes=notes, is_found=found.is_found and bool(rows))
+
+
+def _first_of_days(rows: Iterable[Row], number: int) -> Iterator[Row]:
+    """Yield the first rows of each day, or of all rows if they have no days."""
+    seen = Counter[str | None]()
+    for row in rows:
+        seen[row.get("day")] += 1
+        if seen[row.get("day")] <= number:
+            yield row
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Question:
     complete: Window | None = None
     """The window of all complete usage, which contains `window`; `None` without usage."""
     top: int | None = None
-    """Maximum number of rows. `answer` applies it after the report has sorted all rows."""
+    """Maximum number of rows, of each day if rows have one. `answer` applies it to sorted rows."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The parsed value of each of the report's own options."""
     advance: Callable[[int], None] = _ignore
@@ -167,6 +167,8 @@ class Report:
     dimensions: Mapping[str, str]
     """The names that `by` accepts, each with its SQL."""
     default_by: str
+    has_by: bool = True
+    """Whether the option `by` chooses the dimensions of rows."""
     default_window: str | None = "30d"
     """`None` for all complete usage."""
     has_money: bool = False

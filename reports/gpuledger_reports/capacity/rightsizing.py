@@ -44,9 +44,6 @@ _SOME_GIB: Final = 0.5
 _MIG_COLUMNS: Final = ("compute_slices", "memory_slices", "gpu_compute_slices", "gpu_memory_slices")
 _UNITS: Final = (" %", " GiB", " %")
 _COLUMNS: Final[Mapping[str, str]] = {
-    # A row is a workload, whatever the dimensions are.
-    "namespace": "Namespace",
-    "workload": "Workload",
     "model": "GPU",
     "mig_profile": "MIG",
     "gpus": "GPUs",
@@ -243,9 +240,8 @@ def _tried(device: Device, problem: str | None, change: Change | None, currency:
 
 def _row(finding: Finding, currency: str) -> Row:
     workload = finding.workload
-    found: Row = dict.fromkeys(_COLUMNS)
+    found: Row = dict(zip(BY, workload.key, strict=True)) | dict.fromkeys(_COLUMNS)
     found |= {
-        **dict(zip(BY[1:], workload.key[1:], strict=True)),
         "model": workload.device.model,
         "mig_profile": workload.device.mig_profile,
         "gpus": workload.gpus,
@@ -310,7 +306,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     days = Window(-(-begin_us // DAY_US) * DAY_US, end_us // DAY_US * DAY_US)
     if days.begin_us >= days.end_us:
         return Answer(rows=[], notes=["The window has no whole day in UTC."])
-    minimum_days, explained = question.options["history"], question.options["explain"]
+    minimum_days, explained = question.options["minimum_history"], question.options["explain"]
     terms = Terms(question.policy, days)
     fleet = read_fleet(connection, days, terms)
     question.advance(90)
@@ -325,19 +321,8 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     if explained is not None:
         notes += [text for each in findings for text in _explanation(each, minimum_days)]
     currency = question.policy.currency
-    rows: list[Row] = [
-        {
-            **{
-                name: value
-                for name, value in zip(BY, each.workload.key, strict=True)
-                if name in question.by
-            },
-            **_row(each, currency),
-        }
-        for each in findings
-    ]
     return Answer(
-        rows=rows,
+        rows=[_row(each, currency) for each in findings],
         notes=[*notes, *terms.notes()],
         is_found=any(each.change for each in findings),
     )
@@ -386,9 +371,10 @@ REPORT: Final = Report(
     ),
     dimensions={name: DIMENSIONS[name] for name in BY},
     default_by=",".join(BY),
+    has_by=False,
     has_money=True,
     options={
-        "history": Option(
+        "minimum_history": Option(
             help="The minimum history for a recommendation. Duration: 7d or 2w.",
             default="7d",
             parse=whole(),

@@ -74,7 +74,7 @@ def options_for(parameters: dict[str, str]) -> Sequence[str]:
         ("waste", {"from": f"{DAY}T01:00:00Z", "to": "2026-10-02", "by": "namespace", "top": "1"}),
         ("waste", {"idle_minutes": "120"}),
         ("waste", {"by": "team", "where": "namespace=ns,cluster=prod"}),
-        ("rightsizing", {"history": "1d", "explain": "ns/Pod/small-a"}),
+        ("rightsizing", {"minimum_history": "1d", "explain": "ns/Pod/small-a"}),
         ("forecast", {"horizon": "1d", "added": "-64"}),
     ],
 )
@@ -107,7 +107,7 @@ def test_selected_rows_are_those_of_a_finer_grouping(
 
     names = [*REPORTS[report].dimensions]
     hidden = {*names} - {*REPORTS[report].columns, *REPORTS[report].default_by.split(",")}
-    finer = rows("--by", ",".join(names))
+    finer = rows("--by", ",".join(names)) if REPORTS[report].has_by else rows()
     values = [finer[-1][name] for name in names]
     where = ",".join(f"{name}={value or ''}" for name, value in zip(names, values, strict=True))
     assert rows("--where", where) == [
@@ -134,6 +134,7 @@ async def test_parquet_has_the_rows_of_csv(reported: AnswerSettings, tmp_path: P
         ("fleet", "history=week", "history: invalid value 'week'; give day"),
         ("fleet", "horizon=7d", "horizon: unknown parameter; parameters are by, format, from"),
         ("summary", "by=model", "by: unknown parameter"),
+        ("rightsizing", "by=namespace", "by: unknown parameter"),
         ("queue", "where=modle%3Dx", "where: unknown dimension 'modle'; choose from cluster, name"),
         ("waste", "top=-1", "top: invalid value '-1'; give a whole number from 1"),
         ("waste", "window=2020", "window: has no complete usage; give a time between 2026-10-01T"),

@@ -15,6 +15,7 @@ from gpuledger_reports.capacity.report import (
     Option,
     Question,
     Report,
+    Row,
     file_columns,
     one_of,
     plain_cell,
@@ -130,6 +131,18 @@ def test_an_answer_has_at_most_the_requested_rows() -> None:
         found = answer(report(rows=5), asked({"top": "2"}), connection)
         assert ([row["count"] for row in found.rows], found.is_found) == ([0, 1], True)
         assert not answer(report(), asked({}), connection).is_found
+
+
+def test_a_day_has_at_most_the_requested_rows_and_no_day_is_left_out() -> None:
+    rows: list[Row] = [
+        {"model": None, "day": day, "count": count}
+        for day in ("2026-11-01", "2026-11-02")
+        for count in range(3)
+    ]
+    daily = replace(report(), read=lambda _, __: Answer(rows=rows))
+    with duckdb.connect() as connection:
+        found = answer(daily, asked({"top": "2"}), connection)
+    assert found.rows == [row for row in rows if row["count"] < 2]
 
 
 def test_a_selection_has_the_rows_of_a_grouping_by_its_dimensions() -> None:

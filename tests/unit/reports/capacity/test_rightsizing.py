@@ -16,6 +16,8 @@ from gpuledger.errors import ArgumentError
 from gpuledger.store.distributions import BUSY, DRAM, GIB, MEMORY, Distribution
 from gpuledger.store.query import empty_relation
 from gpuledger.store.usage_schema import INVENTORY
+from gpuledger_reports.capacity.asking import options_of
+from gpuledger_reports.capacity.loads import BY
 from gpuledger_reports.capacity.report import Answer, Question
 from gpuledger_reports.capacity.rightsizing import REPORT
 from gpuledger_reports.pricing.policy import BillPolicy
@@ -92,7 +94,6 @@ def sized(
     policy: BillPolicy = POLICY,
     explain: str | None = None,
     history: int = 7,
-    by: tuple[str, ...] = ("cluster", "namespace", "workload"),
 ) -> Answer:
     memory = {H100: 80, "NVIDIA A100-SXM4-80GB": 80, "NVIDIA L4": 24}
     with duckdb.connect() as connection:
@@ -106,9 +107,9 @@ def sized(
         question = Question(
             # The part of a day at each end does not count.
             window=Window(BEGIN_US - HOUR_US, BEGIN_US + days * DAY_US + HOUR_US),
-            by=by,
+            by=BY,
             policy=policy,
-            options={"history": history, "explain": explain},
+            options={"minimum_history": history, "explain": explain},
         )
         return REPORT.read(connection, question)
 
@@ -342,10 +343,12 @@ def test_time_without_an_allocation_is_no_workload() -> None:
     assert sized([allocated(0, None, model=H100), allocated(0, UNKNOWN, model=H100)]).rows == []
 
 
-def test_a_row_names_its_workload_whatever_the_dimensions_are() -> None:
-    rows = sized([*week("a", STEADY), *week("b", STEADY, gpu="GPU-b")], by=("cluster",)).rows
+def test_a_row_is_a_workload_and_dimensions_only_select() -> None:
+    rows = sized([*week("a", STEADY), *week("b", STEADY, gpu="GPU-b")]).rows
     found = [(row["cluster"], row["namespace"], row["workload"]) for row in rows]
     assert found == [("prod", "ns", "Pod/a"), ("prod", "ns", "Pod/b")]
+    assert options_of(REPORT).keys() >= {"where", "top"}
+    assert "by" not in options_of(REPORT)
 
 
 def test_the_largest_saving_comes_first() -> None:
