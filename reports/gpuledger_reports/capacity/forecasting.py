@@ -19,8 +19,8 @@ outside, the share shrinks, so the band widens; if fewer are outside, the share 
 
 The errors of one past forecast belong together: a demand that has grown stays higher for the rest
 of the horizon. The time until a capacity is exceeded is therefore found on whole paths: the
-forecast plus the errors of one past forecast each. The errors contain the chance of single hours
-twice, of the past forecast and of what came. An hour of a path therefore exceeds the largest demand
+forecast plus the errors of one past forecast each. Hourly noise is counted twice: once in the
+history and once in the past error. An hour of a path therefore exceeds the largest demand
 so far by at most the factor by which the mean of the path's day exceeds that of any day so far.
 """
 

@@ -187,10 +187,10 @@ class Kind(NamedTuple):
 
 
 def find_instants(window: Window) -> list[int]:
-    """Return the hours in which the state is read, in microseconds, the newest first.
+    """Return the starts of the hours in which the state is read, in microseconds, newest first.
 
     If the window is longer than a week, they are spread over all hours of the day and week: the
-    step has no common divisor with the hours of a week.
+    only common divisor of the step and the hours of a week is 1.
     """
     hours = range(window.begin_us // HOUR_US, window.end_us // HOUR_US)
     step = -(-len(hours) // _MAX_INSTANTS) or 1
