@@ -255,7 +255,7 @@ class _Fleet:
             versions[cluster, node].append(NodeVersion(*version))
         inventory = (InventoryRow(*row) for row in connection.execute(_INVENTORY).fetchall())
         self._stays = stays_of(inventory, versions)
-        # GPUs of one node mostly have equal stays.
+        # GPUs of one node mostly have equal stays, so equal stays are counted, not listed.
         self._counts = Counter(stay._replace(physical_gpu="") for stay in self._stays)
         self._nodes = {node: effective_versions(found) for node, found in versions.items()}
 
@@ -425,7 +425,8 @@ REPORT: Final = Report(
     default_by="model",
     options={
         "history": Option(
-            help="`day` for one row per day, with the means of the day.", parse=one_of("day")
+            help="`day` for a row per day and group, with the means of the day.",
+            parse=one_of("day"),
         )
     },
     codes=("the report has rows", "the store has no GPUs in the time range"),

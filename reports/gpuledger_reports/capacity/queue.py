@@ -194,7 +194,7 @@ REPORT: Final = Report(
     default_by="namespace,shape",
     options={
         "history": Option(
-            help="`day` for one row per day, with the pods that waited on that day.",
+            help="`day` for a row per day and group, with the pods that waited on that day.",
             parse=one_of("day"),
         )
     },

@@ -3,8 +3,8 @@
 A row is a workload on one kind of device, in the whole days of the window. A workload needs fewer
 devices if each of its pods leaves devices unused. Smaller devices are other models in the same
 cluster and, if a pod needs only one device, MIG profiles of the present model. `fitting` decides
-which devices fit the load. The report recommends the device that saves the most, and a device with
-a high risk only if no other fits.
+which devices fit the load. The report recommends the device that saves the most; one with a high
+risk only if no other device fits and saves more than 10 %.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +39,7 @@ _KNOWN: Final = 0.5
 """The minimum share of the allocated time with known use."""
 _WORTH: Final = 0.1
 """The minimum share of the present cost whose saving is worth a change."""
+_FITS: Final = f"no smaller device fits and saves more than {_WORTH * 100:.0f} %"
 _FEW_MINUTES: Final = 1440
 _SOME_GIB: Final = 0.5
 _MIG_COLUMNS: Final = ("compute_slices", "memory_slices", "gpu_compute_slices", "gpu_memory_slices")
@@ -145,7 +146,7 @@ class Advisor:
             tried.append(_tried(target.device, problem, change, self._terms.currency))
         best = min(changes, key=lambda change: change.rank, default=None)
         return Finding(
-            workload=workload, load=load, change=best, note=None if best else "fits", tried=tried
+            workload=workload, load=load, change=best, note=None if best else _FITS, tried=tried
         )
 
     def _targets(self, workload: Workload) -> Iterator[Target]:

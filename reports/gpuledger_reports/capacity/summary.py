@@ -1,4 +1,4 @@
-"""The report `summary`: headlines of the other reports, and the actions that save the most.
+"""The report `summary`: headlines of the other reports, and the most valuable actions.
 
 The summary runs each other report once, with the report's defaults. A headline is the sum, minimum
 or maximum of a column. An action is a row of a report, with the money that the action would have
@@ -163,14 +163,15 @@ def summary_of(reports: Iterable[Report]) -> Report:
     summarized = tuple(reports)
     return Report(
         name="summary",
-        summary="Show the headlines of all reports, and the three actions that save the most.",
+        summary="Show the headlines of all reports, and the three actions with the highest value.",
         about=(
             "Now is the last hour of the time range. Means and sums cover the whole time range; the"
             " forecast uses all complete usage. The value of an action is what it would have saved"
-            " in the time range; packing saves nothing, but its value is that of the GPUs that"
-            " waiting pods could have used. Only the best action for each workload, pool or node is"
-            " shown. Nodes that fail significantly more often than others are also shown. Run the"
-            " report in the first column to see all rows, and notes on missing data."
+            " in the time range. Packing frees no money; its value is that of the GPUs that waiting"
+            " pods could have used. GPUs without a price have no value. Only the best action for"
+            " each workload, pool or node is shown. Nodes that fail significantly more often than"
+            " others are also shown. Run the report in the first column to see all rows, and notes"
+            " on missing data."
         ),
         examples={"The last 30 days": "--prices prices.yaml"},
         columns=_COLUMNS,

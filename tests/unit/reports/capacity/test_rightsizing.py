@@ -29,6 +29,7 @@ from tests.unit.reports.stores import BEGIN_US, UNKNOWN, Row, Value, allocated, 
 
 MINUTE_NS: Final = 60 * 10**9
 H100: Final = "NVIDIA H100 80GB HBM3"
+FITS: Final = "no smaller device fits and saves more than 10 %"
 POLICY: Final = parse_policy("""
 prices:
   - {name: h100, product: H100, per_gpu_hour: 4}
@@ -213,7 +214,7 @@ def test_gpus_that_a_pod_had_one_after_another_are_one() -> None:
     ]
     found = only(sized(rows))
     assert (found["gpus"], found["used_gpus"]) == (1, 1)
-    assert (found["recommendation"], found["note"]) == (None, "fits")
+    assert (found["recommendation"], found["note"]) == (None, FITS)
 
 
 def test_memory_on_an_unused_gpu_is_a_risk() -> None:
@@ -239,7 +240,7 @@ def test_a_workload_needs_the_gpus_of_its_busiest_pod() -> None:
     (found,) = rows
     assert (found["recommended_gpus"], found["saved_gpu_hours"]) == (2, 2 * 168.0)
     (found,) = sized([{**row, "allocated_pod": "w", "pod": "w"} for row in of_pods(1, 3)]).rows
-    assert (found["recommendation"], found["note"]) == (None, "fits")
+    assert (found["recommendation"], found["note"]) == (None, FITS)
 
 
 def test_another_model_of_the_cluster_is_recommended_if_it_saves_more() -> None:
@@ -286,7 +287,7 @@ def test_an_instance_may_become_smaller() -> None:
 @for_each(
     "rows, note",
     [
-        (week("chat", BUSY_DAY), "fits"),
+        (week("chat", BUSY_DAY), FITS),
         (week("chat", STEADY)[:-2], "history of 6 days; 7 are needed"),
         (
             [*day_of(0, "chat", STEADY), *day_of(29, "chat", STEADY)],
