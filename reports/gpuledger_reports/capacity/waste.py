@@ -91,7 +91,7 @@ WITH hours AS (
         1::BIGINT << number % {_BLOCK_HOURS} AS bit, allocated_pod_state = 'unknown' AS is_unknown,
         {ALLOCATED} & {_WHOLE_HOUR} & ~coalesce({USED}, 0) <> 0 AS may_be_idle
     FROM usage_hourly_unnamed WHERE {_IN_WINDOW} AND category = 'idle'
-        AND (allocated_gpu_hours > 0 OR NOT {IS_HELD})
+        AND (allocated_ns > 0 OR NOT {IS_HELD})
 )
 SELECT device, holder, number // {_BLOCK_HOURS} AS block,
     min(number) AS first_hour, max(number) AS last_hour, bit_or(bit) AS hours,
@@ -246,7 +246,10 @@ FROM held LEFT JOIN reclaimed USING (holder, hour) GROUP BY identity, period, si
 """  # noqa: S608  # as above
 _SUMS: Final = """
 CREATE OR REPLACE TEMP TABLE sums AS
-FROM allocated_sums LEFT JOIN slice_sums USING (identity, period, since)
+FROM allocated_sums
+UNION ALL BY NAME
+SELECT slice_sums.*, allocated_sums.hour
+FROM slice_sums JOIN allocated_sums USING (identity, period, since)
 """
 _SUMMED: Final = (
     *("allocated", "unused", "idle_memory", "held_gib_minutes", "held_minutes", "known_hours"),
@@ -350,7 +353,7 @@ class Waste:
 
 
 def read_waste(
-    connection: duckdb.DuckDBPyConnection, question: Question
+    connection: duckdb.DuckDBPyConnection, question: Question, *, slice_hours: int
 ) -> tuple[dict[tuple[str | None, ...], Waste], list[str]]:
     """Return the waste by the values of the dimensions, and notes on missing data."""
     terms, window = Terms(question.policy, question.window), question.window._asdict()
@@ -363,7 +366,7 @@ def read_waste(
         connection.execute(made)
     since = terms.since_sql(f"make_timestamptz(hour * {HOUR_US})")
     kept = "CREATE OR REPLACE TEMP TABLE slice_sums AS"
-    for part in question.each(_slices(connection, question.window)):
+    for part in question.each(_slices(connection, question.window, slice_hours)):
         connection.execute(_PARTIES, part._asdict())
         connection.execute(_DEVICES)
         connection.execute(_STRETCHES, {"begin_us": part.begin_us})
@@ -395,7 +398,9 @@ FROM {named} GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-def _slices(connection: duckdb.DuckDBPyConnection, window: Window) -> list[Window]:
+def _slices(
+    connection: duckdb.DuckDBPyConnection, window: Window, slice_hours: int
+) -> list[Window]:
     """Return slices of the window: whole blocks with a limited number of hours of devices."""
     counts = dict(
         connection.sql(
@@ -405,7 +410,7 @@ def _slices(connection: duckdb.DuckDBPyConnection, window: Window) -> list[Windo
     borders, hours = [window.begin_us], 0
     for block in range(window.begin_us // _BLOCK_US, -(-window.end_us // _BLOCK_US)):
         hours += counts.get(block, 0)
-        if hours > _SLICE_HOURS and block * _BLOCK_US > borders[-1]:
+        if hours > slice_hours and block * _BLOCK_US > borders[-1]:
             borders.append(block * _BLOCK_US)
             hours = counts.get(block, 0)
     return [Window(*limits) for limits in pairwise([*borders, window.end_us])]
@@ -426,8 +431,11 @@ def _time(minute: int) -> str:
     return datetime.fromtimestamp(minute * 60, tz=UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
-def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
-    found, notes = read_waste(connection, question)
+def read_rows(
+    connection: duckdb.DuckDBPyConnection, question: Question, *, slice_hours: int = _SLICE_HOURS
+) -> Answer:
+    """Return the rows of the report. The number of hours in a slice does not change them."""
+    found, notes = read_waste(connection, question, slice_hours=slice_hours)
     limit = int(question.options["idle_minutes"])
     ranked = sorted(found.items(), key=lambda each: (each[1].rank(limit), str(each[0])))
     rows: list[Row] = [
@@ -477,5 +485,5 @@ REPORT: Final = Report(
         )
     },
     codes=("allocated time was not used", "no allocated time is known to be unused"),
-    read=_read,
+    read=read_rows,
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuledger.store.distributions import BUSY, MEMORY
 from gpuledger.store.views import create_views
 from gpuledger_reports.capacity.report import Answer, Question
-from gpuledger_reports.capacity.waste import LIMITS, REPORT
+from gpuledger_reports.capacity.waste import LIMITS, read_rows
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.pricing.policy_file import parse_policy
 from gpuledger_reports.reading.times import Window
@@ -41,8 +41,8 @@ MINUTE_NS: Final = HOUR_NS // 60
 GIB: Final = 1 << 30
 PRICE: Final = 2.0
 POLICY: Final = parse_policy("prices: [{name: all, per_gpu_hour: 2}]")
-FIRST_HOUR: Final = 93
-"""The hour of the window at which a world begins, shortly before the end of the first slice."""
+FIRST_HOUR: Final = 117
+"""The hour of the window at which a world begins, shortly before the end of a slice."""
 Minutes = frozenset[int]
 
 
@@ -53,6 +53,7 @@ def waste_of(
     by: str = "workload",
     policy: BillPolicy = POLICY,
     limit: int = 60,
+    slice_hours: int = 1000,
 ) -> Answer:
     question = Question(
         window=Window(BEGIN_US, BEGIN_US + hours * HOUR_US),
@@ -60,7 +61,7 @@ def waste_of(
         policy=policy,
         options={"idle_minutes": str(limit)},
     )
-    return REPORT.read(connection, question)
+    return read_rows(connection, question, slice_hours=slice_hours)
 
 
 def bits(minutes: Sequence[int] | range) -> int:
@@ -205,18 +206,23 @@ def worlds(draw: st.DrawFn) -> World:
     return World(hours, pods, unknown, unattributed)
 
 
-@given(worlds())
-def test_stretches_and_what_limits_reclaim_are_those_of_each_minute(world: World) -> None:
+@given(worlds(), st.sampled_from([1, 1000]))
+def test_stretches_and_what_limits_reclaim_are_those_of_each_minute(
+    world: World, slice_hours: int
+) -> None:
     with duckdb.connect() as connection:
         view_usage(connection, "usage_hourly", [*world.rows()])
         sum_up_days(connection)
-        found = waste_of(connection, FIRST_HOUR + world.hours)
+        found = waste_of(connection, FIRST_HOUR + world.hours, slice_hours=slice_hours)
     rows = {row["workload"].removeprefix("Pod/"): row for row in found.rows}
     for pod in world.pods:
         row, stretches = rows.get(pod.name), [*world.stretches(pod)]
         if row is None:
             assert world.reclaimed(pod, 0) < 0.0051
             continue
+        gpus = sum(world.parts[device] for device in pod.used)
+        hours = pytest.approx(gpus * len(pod.minutes) / 60, abs=0.0051)
+        assert row["allocated_gpu_hours"] == hours
         longest = max(stretches, key=len, default=range(0))
         assert row["longest_idle_hours"] == (round(len(longest) / 60, 2) or None)
         if longest:
