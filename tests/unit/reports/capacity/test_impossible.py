@@ -21,8 +21,12 @@ def answers(store: Path, damaged: list[Row]) -> dict[str, Answer]:
     known: Row = {"allocated_minutes": WHOLE_HOUR, "used_minutes": 0, BUSY.columns[0]: 60}
     hours = [allocated(hour, "idler", busy_ns=HOUR_NS, **known) for hour in range(50)]
     days = [allocated(day * 24, "idler", 24 * HOUR_NS) for day in range(2)]
-    rows = {"usage_hourly": [*hours, *damaged], "usage_daily": [*days, *damaged]}
-    uri = write_store(store, inventory=[inventory_row()], **rows)
+    uri = write_store(
+        store,
+        inventory=[inventory_row()],
+        usage_hourly=[*hours, *damaged],
+        usage_daily=[*days, *damaged],
+    )
     found = {}
     for name, report in REPORTS.items():
         with duckdb.connect() as connection:
