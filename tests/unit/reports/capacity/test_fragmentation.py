@@ -105,9 +105,9 @@ def test_gpus_are_stranded_that_packed_pods_would_leave_together(tmp_path: Path)
 def test_all_rows_are_means_over_the_same_instants(tmp_path: Path) -> None:
     """GPUs of another model exist only in the second of two hours."""
     second = BEGIN_US + HOUR_US
-    usage = [each | {"hour": hour} for hour in (BEGIN_US, second) for each in spread()]
+    usage = [{**each, "hour": hour} for hour in (BEGIN_US, second) for each in spread()]
     usage += [
-        each | {"hour": second, "node": f"x{each['node']}", "model": "L4"} for each in spread()
+        {**each, "hour": second, "node": f"x{each['node']}", "model": "L4"} for each in spread()
     ]
     rows = answer_of(tmp_path, window=Window(BEGIN_US, second + HOUR_US), usage_hourly=usage).rows
     found = {row["model"]: row for row in rows}
