@@ -19,7 +19,7 @@ _PERIODS: Final = {
     USAGE_DAILY.name: ("day", NS_PER_DAY),
 }
 _TIMES: Final = ("allocated_ns", "unresponsive_ns", "busy_ns")
-_MOST_MEMORY: Final = 2**50
+_MEMORY_LIMIT: Final = 2**50
 _SHOWN: Final = 3
 _ROWS: Final = (
     "CREATE OR REPLACE TABLE impossible_rows (cluster VARCHAR, node VARCHAR, time TIMESTAMPTZ)"
@@ -37,8 +37,8 @@ def leave_out_impossible(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(_ROWS)
     for table, (period, length_ns) in _PERIODS.items():
         # Minutes that arrive after their rows were purged can count twice.
-        most = {**dict.fromkeys(_TIMES, 2 * length_ns), MEMORY_MAX: _MOST_MEMORY}
-        outside = [f"{column} NOT BETWEEN 0 AND {bound}" for column, bound in most.items()]
+        limits = {**dict.fromkeys(_TIMES, 2 * length_ns), MEMORY_MAX: _MEMORY_LIMIT}
+        outside = [f"{column} NOT BETWEEN 0 AND {bound}" for column, bound in limits.items()]
         view = f"{table}_unnamed"
         # One condition at a time, because DuckDB excludes files by the statistics of one column.
         if any(connection.sql(f"FROM {view} WHERE {each} LIMIT 1").fetchall() for each in outside):
