@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import duckdb
 
 from gpuledger.store.views import with_nodes
-from gpuledger_reports.capacity.report import GPU_DIMENSIONS
+from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Key
 from gpuledger_reports.capacity.waits import create_waits, hourly_sql, locate_waits
 from gpuledger_reports.reading.times import Window
 
@@ -69,13 +69,12 @@ _SQL: Final = """
 """
 _OF_DEVICES: Final = ("cluster", "model")
 """The columns that are available without a join with `nodes`."""
-Key = tuple[str | None, ...]
 Waiting = Mapping[Key, Mapping[int, float]]
 """GPUs for which pods of a group wait, by hour."""
 Hour = tuple[int, Key, float, float, float, float]
 """Hour since the epoch, group, and its allocated, unknown, present and silent GPUs."""
 _DAY: Final = 24
-_KNOWN: Final = 0.9
+_KNOWN_GPUS: Final = 0.9
 """The share of its GPUs that must be known in a known hour."""
 
 
@@ -167,7 +166,7 @@ def _demand(
         found = hours.get(at)
         # Hours after the last sample of a group are not filled: its GPUs are gone.
         allocated.append(found.allocated if found else 0.0 if at > last else allocated[-1])
-    tolerated = {at: (1 - _KNOWN) * each.present for at, each in hours.items()}
+    tolerated = {at: (1 - _KNOWN_GPUS) * each.present for at, each in hours.items()}
     silent = sum(each.silent > tolerated[at] for at, each in hours.items())
     last_day = [hours[at].present for at in range(end - _DAY, end) if at in hours]
     return Demand(

@@ -27,7 +27,7 @@ from gpuledger_reports.capacity.failures import (
     stalled_minutes,
 )
 from gpuledger_reports.capacity.pod_shapes import read_shape
-from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
+from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Key, Question, Report, Row
 from gpuledger_reports.capacity.waits import read_fractions
 from gpuledger_reports.reading.times import HOUR_US
 
@@ -48,7 +48,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "note": "Note",
 }
 _CAUSE: Final = "cause"
-_CORDONED: Final = "cordoned"
+_CORDONED_CAUSE: Final = "cordoned"
 """The value of the dimension `cause` for GPUs that were free on a cordoned node."""
 _PHYSICAL_GPU: Final = "coalesce(parent_uuid, gpu_uuid)"
 _DIMENSIONS: Final[Mapping[str, str]] = {
@@ -107,7 +107,6 @@ _END_US: Final = (-60_000_000, 600_000_000)
 before the failure, because clocks may differ."""
 _STALLED_US: Final = 24 * HOUR_US
 """Time after a failure in which allocated but unused time counts as lost to it."""
-_Key = tuple[str | None, ...]
 
 
 @dataclass(kw_only=True)
@@ -127,24 +126,24 @@ class _Table:
 
     def __init__(self, by: Sequence[str]) -> None:
         self._by = by
-        self.hours: dict[_Key, dict[str | None, float]] = defaultdict(lambda: defaultdict(float))
+        self.hours: dict[Key, dict[str | None, float]] = defaultdict(lambda: defaultdict(float))
         """GPU-hours by model, for each key without its cause."""
-        self.losses: dict[_Key, _Losses] = defaultdict(_Losses)
+        self.losses: dict[Key, _Losses] = defaultdict(_Losses)
         self.failures: Counter[tuple[str | None, str | None]] = Counter()
         """Failures by model and, if `cause` is a dimension, by cause."""
 
-    def with_cause(self, key: _Key, cause: str | None) -> _Key:
+    def with_cause(self, key: Key, cause: str | None) -> Key:
         """Return the key of the row for a cause, or without one."""
         return tuple(
             cause if name == _CAUSE else value for name, value in zip(self._by, key, strict=True)
         )
 
-    def cause_of(self, key: _Key) -> str | None:
+    def cause_of(self, key: Key) -> str | None:
         """Return the cause in a key."""
         return dict(zip(self._by, key, strict=True)).get(_CAUSE)
 
     def add(
-        self, key: _Key, model: str | None, cause: str, *, stalled: float, interrupted: float
+        self, key: Key, model: str | None, cause: str, *, stalled: float, interrupted: float
     ) -> None:
         """Add a failure of a GPU of the model, with the GPU-hours that it cost."""
         key = self.with_cause(key, cause)
@@ -234,7 +233,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     create_cordoned(connection, question.window)
     for *gpu, cordoned in connection.execute(_CORDONED_HOURS).fetchall():
         if cordoned and (found := gpus.get(tuple(gpu))):
-            table.losses[table.with_cause(found[0], _CORDONED)].cordoned += cordoned
+            table.losses[table.with_cause(found[0], _CORDONED_CAUSE)].cordoned += cordoned
     failures = find_failures(
         SeenIncident((cluster, node, gpu), time_us, kind, xid, _uids(pods))
         for cluster, node, gpu, time_us, kind, xid, pods in connection.execute(

@@ -20,6 +20,7 @@ from gpuledger_reports.capacity.power import read_power
 from gpuledger_reports.capacity.report import (
     GPU_DIMENSIONS,
     Answer,
+    Key,
     Option,
     Question,
     Report,
@@ -31,7 +32,6 @@ from gpuledger_reports.reading.inventory import InventoryRow, Node, stays_of
 from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window, day_of, days_in
 from gpuledger_reports.reading.versions import NodeVersion, effective_versions, version_at
 
-Key = tuple[str | None, ...]
 SHAPES: Final = (1, 2, 4, 8)
 """Numbers of whole GPUs, on one node, for which the report counts the pods that fit."""
 _DIMENSIONS: Final = {
@@ -130,7 +130,7 @@ _DEVICES: Final = f"""
             part_state = 'free' AND hour >= make_timestamptz($begin_us)), 0) AS free
     FROM parts WHERE mig_profile IS NOT NULL OR device_fraction = 1 GROUP BY ALL
 """  # noqa: S608  # our own names
-_CORDONED: Final = """
+_CORDONED_DEVICES: Final = """
     SELECT cluster, node, gpu_uuid, hours FROM cordoned_hours
     WHERE hour = make_timestamptz($begin_us)
 """
@@ -144,7 +144,7 @@ _NODES: Final = f"""
 """  # noqa: S608  # our own names
 
 
-class Device(NamedTuple):
+class FreeDevice(NamedTuple):
     """A GPU or MIG instance in the newest hour."""
 
     key: Key
@@ -167,7 +167,7 @@ class Fits(NamedTuple):
     """Shares of shared GPUs."""
 
 
-def find_fits(devices: Collection[Device]) -> dict[Key, Fits]:
+def find_fits(devices: Collection[FreeDevice]) -> dict[Key, Fits]:
     """Return what fits into each group. A device is free if it was free for the whole hour.
 
     The GPUs of a node are shared if every container whose part is known had only a part of a GPU.
@@ -202,7 +202,7 @@ def find_fits(devices: Collection[Device]) -> dict[Key, Fits]:
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     window = question.window
     create_cordoned(connection, window)
-    fleet = _Fleet(connection, question.by)
+    fleet = _Reader(connection, question.by)
     newest = Window(window.end_us - HOUR_US, window.end_us)
     days = fleet.days(window)
     question.advance(60)
@@ -245,7 +245,7 @@ Hours = dict[str, float]
 """GPU-hours by the name of the amount."""
 
 
-class _Fleet:
+class _Reader:
     """Reads the fleet from the views of a connection, by the report's dimensions."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, by: Sequence[str]) -> None:
@@ -301,17 +301,17 @@ class _Fleet:
             for name, value in zip(self._by, key, strict=True)
         )
 
-    def devices(self, newest: Window) -> list[Device]:
+    def devices(self, newest: Window) -> list[FreeDevice]:
         """Return the GPUs and MIG instances with samples in the newest hour or the day before."""
         since = {"shares_from_us": newest.end_us - _SHARES_FROM_US}
         rows = self._connection.execute(_DEVICES, since | newest._asdict()).fetchall()
         given = {"begin_us": newest.begin_us}
         cordoned = {
             tuple(gpu): hours
-            for *gpu, hours in self._connection.execute(_CORDONED, given).fetchall()
+            for *gpu, hours in self._connection.execute(_CORDONED_DEVICES, given).fetchall()
         }
         return [
-            Device(
+            FreeDevice(
                 self._key((cluster, node), model, newest.begin_us),
                 (cluster, node),
                 mig_profile,

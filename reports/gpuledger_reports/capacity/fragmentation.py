@@ -11,7 +11,7 @@ from typing import Final
 import duckdb
 
 from gpuledger_reports.capacity.demand import read_waiting
-from gpuledger_reports.capacity.node_states import Fleet, Kind, find_instants, read_fleet
+from gpuledger_reports.capacity.node_states import Kind, NodeStates, find_instants, read_states
 from gpuledger_reports.capacity.packing import Measured, measure
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
 from gpuledger_reports.capacity.stranding import CPU, MEMORY, WHOLE, Shape
@@ -108,13 +108,13 @@ def _amount(gpus: float) -> str:
 
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
-    fleet = read_fleet(connection, question)
+    states = read_states(connection, question)
     # Every row, and `unmet_gpus`, is a mean over the same time. A group without GPUs at an instant
     # has 0 GPUs.
-    sampled = len(_sampled(fleet))
+    sampled = len(_sampled(states))
     groups: dict[tuple[str | None, ...], _Group] = defaultdict(_Group)
-    for kind in question.each(list(fleet.nodes)):
-        mix, of_kind = fleet.mixes.get(kind, Counter()), fleet.nodes[kind]
+    for kind in question.each(list(states.nodes)):
+        mix, of_kind = states.mixes.get(kind, Counter()), states.nodes[kind]
         found = {at: measure(list(nodes.values()), mix) for at, nodes in of_kind.items()}
         groups[kind.key].add(kind, found, mix, sampled)
     waiting = read_waiting(connection, question.by, window=question.window)
@@ -127,27 +127,27 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         for key, group in groups.items()
     ]
     rows.sort(key=lambda row: (-row["stranded_gpus"], -row["gpus"]))
-    return Answer(rows=rows, notes=list(_notes(fleet, question, rows)))
+    return Answer(rows=rows, notes=list(_notes(states, question, rows)))
 
 
-def _sampled(fleet: Fleet) -> set[int]:
+def _sampled(states: NodeStates) -> set[int]:
     """Return the instants at which any node has samples."""
-    return {at for of_kind in fleet.nodes.values() for at in of_kind}
+    return {at for of_kind in states.nodes.values() for at in of_kind}
 
 
-def _notes(fleet: Fleet, question: Question, rows: Sequence[Row]) -> Iterator[str]:
+def _notes(states: NodeStates, question: Question, rows: Sequence[Row]) -> Iterator[str]:
     hours = find_instants(question.window)
-    sampled = _sampled(fleet)
+    sampled = _sampled(states)
     yield f"Means over {len(sampled)} instants of the time range."
     if missing := len(hours) - len(sampled):
         yield (
             f"{missing} of {len(hours)} instants have no usage with minutes: nodes had no"
             " samples, or an earlier version of gpuledger summed up the hour."
         )
-    if fleet.unknown_gpus:
-        yield f"{fleet.unknown_gpus:.3g} GPUs or instances with unknown allocation are excluded."
-    if fleet.cordoned_gpus:
-        yield f"{fleet.cordoned_gpus:.3g} GPUs or instances on cordoned nodes are excluded."
+    if states.unknown_gpus:
+        yield f"{states.unknown_gpus:.3g} GPUs or instances with unknown allocation are excluded."
+    if states.cordoned_gpus:
+        yield f"{states.cordoned_gpus:.3g} GPUs or instances on cordoned nodes are excluded."
     if any(row[name] is None for row in rows for name in ("by_cpu_gpus", "by_memory_gpus")):
         yield (
             "CPU or memory of some pods or nodes is unknown. Start the time range after podwatch"

@@ -14,7 +14,7 @@ import duckdb
 
 from gpuledger.store.query import DERIVED_COLUMNS
 from gpuledger_reports.capacity.allocations import USAGE, usage_limits
-from gpuledger_reports.capacity.packing import Node, Pod
+from gpuledger_reports.capacity.packing import NodeState, Pod
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Question
 from gpuledger_reports.capacity.stranding import WHOLE, Shape
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
@@ -93,14 +93,14 @@ _DEVICES: Final = """
             ELSE greatest(1, floor(100 * part + 0.2)) * {whole} // 100 END::BIGINT AS share
     FROM found
 """
-_CORDONED: Final = """
+_CORDONED_NODES: Final = """
     CREATE OR REPLACE TEMP TABLE cordoned_nodes AS
     SELECT DISTINCT instant - INTERVAL {minute} MINUTES AS hour, cluster, node
     FROM (SELECT unnest([{instants}]) AS instant)
     JOIN nodes ON in_force_from <= instant AND (valid_to IS NULL OR instant < valid_to)
     WHERE unschedulable AND deleted_time IS NULL
 """
-_TABLES: Final = (_OF_NODE, _PODS, _WAITING, _NEEDS, _DEVICES, _CORDONED)
+_TABLES: Final = (_OF_NODE, _PODS, _WAITING, _NEEDS, _DEVICES, _CORDONED_NODES)
 _STATES: Final = """
     SELECT epoch_us(hour), cluster || '/' || node, {kind}, holder IS NULL, list(gpu_uuid),
         list(share), any_value(cpu), any_value(memory), coalesce(any_value(is_fixed), false)
@@ -200,10 +200,10 @@ def find_instants(window: Window) -> list[int]:
 
 
 @dataclass(kw_only=True)
-class Fleet:
+class NodeStates:
     """The states of nodes and the mixes of pods in a window."""
 
-    nodes: dict[Kind, dict[int, dict[str, Node]]]
+    nodes: dict[Kind, dict[int, dict[str, NodeState]]]
     """The nodes of each kind at each instant, by node key."""
     mixes: dict[Kind, Counter[Shape]]
     """How often each shape occurred."""
@@ -213,8 +213,8 @@ class Fleet:
     """The mean number of devices on cordoned nodes, which `nodes` does not contain."""
 
 
-def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fleet:
-    """Return the fleet of a question's window, with kinds by the question's dimensions."""
+def read_states(connection: duckdb.DuckDBPyConnection, question: Question) -> NodeStates:
+    """Return the node states of a question's window, with kinds by the question's dimensions."""
     window, hours = question.window, find_instants(question.window)
     begin, end = map(_sql_time, window)
     names = {
@@ -239,18 +239,18 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fle
     free = {
         (at // HOUR_US * HOUR_US, node): amounts for at, node, *amounts in rows(_FREE_RESOURCES)
     }
-    nodes: dict[Kind, dict[int, dict[str, Node]]] = defaultdict(lambda: defaultdict(dict))
+    nodes: dict[Kind, dict[int, dict[str, NodeState]]] = defaultdict(lambda: defaultdict(dict))
     for at, node, key, about, is_free, gpus, shares, *needs in rows(_STATES):
         of_kind = nodes[Kind(tuple(key), tuple(about))][at]
         found = of_kind.get(node)
         if found is None:
-            found = of_kind[node] = Node(*free.get((at, node), (None, None)))
+            found = of_kind[node] = NodeState(*free.get((at, node), (None, None)))
         found.gpus.update(gpus)
         if not is_free:
             found.pods.append(Pod(dict(zip(gpus, shares, strict=True)), *needs))
     (unknown,), (cordoned,) = (*rows(_UNKNOWN), *rows(_ON_CORDONED))
     mixes = _mixes(rows(_MIX, **usage_limits(connection, window)), nodes)
-    return Fleet(
+    return NodeStates(
         nodes=nodes,
         mixes=mixes,
         unknown_gpus=unknown / len(hours),
@@ -259,7 +259,7 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, question: Question) -> Fle
 
 
 def _mixes(
-    counts: Sequence[tuple[Any, ...]], nodes: Mapping[Kind, Mapping[int, Mapping[str, Node]]]
+    counts: Sequence[tuple[Any, ...]], nodes: Mapping[Kind, Mapping[int, Mapping[str, NodeState]]]
 ) -> dict[Kind, Counter[Shape]]:
     """Return how often each shape occurs among the pods of each kind.
 

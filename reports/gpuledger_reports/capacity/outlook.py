@@ -11,11 +11,12 @@ import duckdb
 
 from gpuledger.errors import ArgumentError
 from gpuledger.texts import shorten
-from gpuledger_reports.capacity.demand import Demand, Key, read_demand, read_waiting
+from gpuledger_reports.capacity.demand import Demand, read_demand, read_waiting
 from gpuledger_reports.capacity.forecasting import DAY, WEEK, Forecast, forecast, hours_needed
 from gpuledger_reports.capacity.report import (
     GPU_DIMENSIONS,
     Answer,
+    Key,
     Option,
     Question,
     Report,
@@ -25,11 +26,11 @@ from gpuledger_reports.capacity.report import (
     whole,
 )
 
-_SHARES: Final = (0.1, 0.5, 0.9)
+_QUANTILES: Final = (0.1, 0.5, 0.9)
 _INCLUDED: Final = "included"
 _DAYS: Final = (28, 14, 7)
 """The default horizons, the best first."""
-_ALL_BUT: Final = 0.01
+_FULL_TOLERANCE_GPUS: Final = 0.01
 """Number of free GPUs up to which a group still counts as full."""
 COLUMNS: Final[Mapping[str, str]] = {
     "history_days": "",
@@ -85,17 +86,19 @@ def find_outlook(
         "unknown_gpu_hours": round(demand.unknown_hours, 2),
     }
     needed = hours_needed(days * DAY)
-    notes = {
-        f"too short a history; {-(-needed // DAY)} days are needed": known < needed,
-        f"{demand.filled_hours} hours without samples of some GPUs": demand.filled_hours,
-        f"{(unknown := hours - known - demand.filled_hours)} hours of unknown allocation": unknown,
-    }
+    notes = []
+    if known < needed:
+        notes.append(f"too short a history; {-(-needed // DAY)} days are needed")
+    if demand.filled_hours:
+        notes.append(f"{demand.filled_hours} hours without samples of some GPUs")
+    if unknown := hours - known - demand.filled_hours:
+        notes.append(f"{unknown} hours of unknown allocation")
     if known >= needed:
         made = forecast(series, days * DAY, known=demand.known, pause=pause)
         found |= _of_forecast(made, gpus)
-        is_within = found["low_80"] <= found["expected"] <= found["high_80"]
-        notes["past forecasts were too low or too high; rely on the band"] = not is_within
-    found["note"] = "; ".join(note for note, applies in notes.items() if applies) or None
+        if not found["low_80"] <= found["expected"] <= found["high_80"]:
+            notes.append("past forecasts were too low or too high; rely on the band")
+    found["note"] = "; ".join(notes) or None
     return found
 
 
@@ -103,7 +106,7 @@ def _of_forecast(made: Forecast, gpus: float) -> dict[str, Any]:
     narrow, wide = made.bands
     # Allocations cannot exceed the GPUs, so a group without waiting pods is full if all are
     # allocated.
-    crossings = made.hours_until_above(gpus - _ALL_BUT, _SHARES)
+    crossings = made.hours_until_above(gpus - _FULL_TOLERANCE_GPUS, _QUANTILES)
     return {
         "expected": _mean_of_end(made.expected),
         "low_80": _mean_of_end(narrow.low),
@@ -111,8 +114,8 @@ def _of_forecast(made: Forecast, gpus: float) -> dict[str, Any]:
         "low_95": _mean_of_end(wide.low),
         "high_95": _mean_of_end(wide.high),
         **{
-            f"full_days_p{share * 100:.0f}": None if hours is None else round(hours / DAY, 1)
-            for share, hours in zip(_SHARES, crossings, strict=True)
+            f"full_days_p{quantile * 100:.0f}": None if hours is None else round(hours / DAY, 1)
+            for quantile, hours in zip(_QUANTILES, crossings, strict=True)
         },
         "method": made.method,
         "error": round(made.error, 2),
@@ -196,14 +199,17 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         sum(waiting[key].values()) for key in waiting.keys() - {group.key for group in found}
     )
     is_found = any(row["method"] for row in rows)
-    notes = {
-        f"Horizon: {days} days, the longest of 28, 14 and 7 days that the history allows.": (
-            is_found and question.options["horizon"] is None
-        ),
-        f"{unplaced:.0f} GPU-hours of waiting pods are not in any row, because it is unknown which"
-        " GPUs they would get.": unplaced,
-    }
-    return Answer(rows=rows, notes=[note for note in notes if notes[note]], is_found=is_found)
+    notes = []
+    if is_found and question.options["horizon"] is None:
+        notes.append(
+            f"Horizon: {days} days, the longest of 28, 14 and 7 days that the history allows."
+        )
+    if unplaced:
+        notes.append(
+            f"{unplaced:.0f} GPU-hours of waiting pods are not in any row, because it is unknown"
+            " which GPUs they would get."
+        )
+    return Answer(rows=rows, notes=notes, is_found=is_found)
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:

@@ -95,7 +95,7 @@ class Pod(NamedTuple):
 
 
 @dataclass
-class Node:
+class NodeState:
     """A node at an instant, with its GPUs of one kind."""
 
     cpu_millicores: int | None = None
@@ -148,10 +148,10 @@ class Measured(NamedTuple):
     knows_memory: bool
 
 
-def measure(nodes: Sequence[Node], mix: Mapping[Shape, int]) -> Measured:
+def measure(nodes: Sequence[NodeState], mix: Mapping[Shape, int]) -> Measured:
     """Return what pods of a mix cannot use on nodes, now and after packing the running pods."""
     shapes = [pod.shape for node in nodes for pod in node.moving]
-    amounts: list[Node | Shape] = [*nodes, *shapes, *mix]
+    amounts: list[NodeState | Shape] = [*nodes, *shapes, *mix]
     knows_cpu = all(each.cpu_millicores is not None for each in amounts)
     knows_memory = all(each.memory_bytes is not None for each in amounts)
 

@@ -30,7 +30,7 @@ _PERCENT: Final = (
 """Resources that state the percent of all shares together."""
 
 
-class Shape(NamedTuple):
+class Request(NamedTuple):
     """The request of a pod, in words and in GPUs."""
 
     name: str
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     """In whole GPUs; `None` if the size is unknown."""
 
 
-def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Shape:
+def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Request:
     """Return the shape of a pod.
 
     `requests` has a JSON object for each container, as in the column `requested`. `fractions` maps
@@ -51,22 +51,22 @@ def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Shape
             amounts.update({name: int(amount) for name, amount in orjson.loads(request).items()})
     except (AttributeError, TypeError, ValueError):
         # Not a whole number, such as `1k`, or not an object of numbers.
-        return Shape("unknown", None)
+        return Request("unknown", None)
     if not amounts:
-        return Shape("claim", None)
+        return Request("claim", None)
     if set(amounts) == {_GPU}:
         count = amounts[_GPU]
-        return Shape("1 GPU" if count == 1 else f"{count} GPUs", float(count))
+        return Request("1 GPU" if count == 1 else f"{count} GPUs", float(count))
     profiles = {name: name.partition(_MIG)[2] for name in amounts if _PROFILE.search(name)}
     if set(amounts) == set(profiles) and not any(".shared" in name for name in amounts):
         parts = [(amounts[name], profile) for name, profile in sorted(profiles.items())]
-        return Shape(
+        return Request(
             " + ".join(
                 profile if count == 1 else f"{count} x {profile}" for count, profile in parts
             ),
             sum(count * _fraction(profile, fractions) for count, profile in parts),
         )
-    return Shape("share", _shared_gpus(amounts))
+    return Request("share", _shared_gpus(amounts))
 
 
 def _fraction(profile: str, fractions: Mapping[str, float]) -> float:

@@ -7,7 +7,7 @@ from typing import Final
 import duckdb
 import orjson
 
-from gpuledger_reports.capacity.report import Row
+from gpuledger_reports.capacity.report import Key, Row
 from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.times import Window
 
@@ -42,18 +42,17 @@ _DRAWS: Final = """
     )
     SELECT number, avg(watts), max(watts) FROM hours GROUP BY number
 """
-_Key = tuple[str | None, ...]
 
 
 def read_power(
-    connection: duckdb.DuckDBPyConnection, window: Window, gpus: Mapping[tuple[Node, str], _Key]
-) -> tuple[dict[_Key, Row], int]:
+    connection: duckdb.DuckDBPyConnection, window: Window, gpus: Mapping[tuple[Node, str], Key]
+) -> tuple[dict[Key, Row], int]:
     """Return the power of each group of GPUs, and the number of GPUs whose limits are unknown.
 
     `gpus` has the group of each GPU, by node and UUID. GPUs without a known limit do not count.
     """
-    limits: dict[_Key, float] = defaultdict(float)
-    numbers: dict[_Key, int] = {}
+    limits: dict[Key, float] = defaultdict(float)
+    numbers: dict[Key, int] = {}
     known = []
     for cluster, node, gpu, watts in connection.execute(
         _LIMITS, {"end_us": window.end_us}

@@ -20,6 +20,8 @@ from gpuledger_reports.reading.times import Window
 T = TypeVar("T")
 Row = dict[str, Any]
 """JSON values by column: text, numbers, lists or objects; `None` if unknown."""
+Key = tuple[str | None, ...]
+"""The value of each dimension of a group; `None` if unknown."""
 GPU_DIMENSIONS: Final[Mapping[str, str]] = {
     "cluster": "cluster",
     "pool": "node_pool",

@@ -35,7 +35,7 @@ from gpuledger_reports.reading.times import DAY_US, Window, time_text
 
 _UNKNOWN: Final = 0.01
 """The maximum share of minutes with use by unknown processes."""
-_KNOWN: Final = 0.5
+_KNOWN_TIME: Final = 0.5
 """The minimum share of the allocated time with known use."""
 _WORTH: Final = 0.1
 """The minimum share of the present cost whose saving is worth a change."""
@@ -218,7 +218,7 @@ def _obstacle(workload: Workload, load: Load | None, minimum_days: int) -> str |
         return "its use is unknown"
     if workload.history_days < minimum_days:
         return f"history of {workload.history_days} days; {minimum_days} are needed"
-    if workload.known_ratio < _KNOWN:
+    if workload.known_ratio < _KNOWN_TIME:
         return f"its use is known for only {workload.known_ratio * 100:.0f} % of its time"
     if workload.is_shared:
         return "shares its GPUs"

@@ -84,7 +84,7 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
     ),
 }
 """The headlines by report."""
-PRICED: Final[Mapping[str, tuple[str, ...]]] = {
+PRICE_DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet": tuple(GPU_DIMENSIONS),
     "fragmentation": ("cluster", "pool", "model"),
     "faults": ("cluster", "pool", "model", "node"),
@@ -192,7 +192,7 @@ def _read(
     actions: list[_Action] = []
     for report in question.each(reports):
         advice = ADVICE.get(report.name)
-        asked = report.default_question(question, by=PRICED.get(report.name, ()))
+        asked = report.default_question(question, by=PRICE_DIMENSIONS.get(report.name, ()))
         worth = partial(_worth, book, asked.window)
         found = report.read(connection, asked)
         _drop_tables(connection)

@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from gpuledger.store.views import create_views
-from gpuledger_reports.capacity.fleet import REPORT, Device, Fits, find_fits
+from gpuledger_reports.capacity.fleet import REPORT, Fits, FreeDevice, find_fits
 from gpuledger_reports.capacity.report import Answer, Question
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.reading.times import Window
@@ -316,8 +316,8 @@ def test_gpus_are_shared_only_if_a_part_was_held_while_the_rest_was_free(
 
 def device(
     free: float, share: float | None = None, *, node: str = "n", profile: str | None = None
-) -> Device:
-    return Device(("H100",), ("prod", node), profile, share, free)
+) -> FreeDevice:
+    return FreeDevice(("H100",), ("prod", node), profile, share, free)
 
 
 @for_each(
@@ -335,7 +335,7 @@ def device(
     ],
 )
 def test_pods_of_a_shape_fit_as_often_as_the_free_devices_of_a_node_allow(
-    devices: Sequence[Device], whole: Sequence[int], mig: dict[str, int], shares: int
+    devices: Sequence[FreeDevice], whole: Sequence[int], mig: dict[str, int], shares: int
 ) -> None:
     assert find_fits(devices) == {
         ("H100",): Fits(whole=dict(zip((1, 2, 4, 8), whole, strict=True)), mig=mig, shares=shares)

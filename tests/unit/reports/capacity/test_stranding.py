@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_reports.capacity.packing import Node, Pod, measure, pack
+from gpuledger_reports.capacity.packing import NodeState, Pod, measure, pack
 from gpuledger_reports.capacity.stranding import (
     CPU,
     GPUS,
@@ -124,8 +124,8 @@ def whole(*gpus: int, **more: Any) -> Pod:  # noqa: ANN401  # any field
     return Pod({f"GPU-{gpu}": WHOLE for gpu in gpus}, **more)
 
 
-def node(gpus: int, *pods: Pod, cpu: int | None = None) -> Node:
-    return Node(cpu, cpu, gpus={f"GPU-{gpu}" for gpu in range(gpus)}, pods=list(pods))
+def node(gpus: int, *pods: Pod, cpu: int | None = None) -> NodeState:
+    return NodeState(cpu, cpu, gpus={f"GPU-{gpu}" for gpu in range(gpus)}, pods=list(pods))
 
 
 MIX = {Shape(1): 1, Shape(2): 1}
@@ -184,16 +184,18 @@ def rows_of(name: str) -> list[dict[str, int]]:
     ]
 
 
-def openb_nodes(*, one_of: int) -> list[Node]:
+def openb_nodes(*, one_of: int) -> list[NodeState]:
     """Return a part of the cluster's nodes."""
     kinds = [row for row in rows_of("openb_nodes.csv") for _ in range(row["nodes"])]
     return [
-        Node(row["cpu_milli"], row["memory_mib"], gpus={f"GPU-{gpu}" for gpu in range(row["gpu"])})
+        NodeState(
+            row["cpu_milli"], row["memory_mib"], gpus={f"GPU-{gpu}" for gpu in range(row["gpu"])}
+        )
         for row in kinds[::one_of]
     ]
 
 
-def place(nodes: Sequence[Node], shape: Shape) -> tuple[Node, Pod] | None:
+def place(nodes: Sequence[NodeState], shape: Shape) -> tuple[NodeState, Pod] | None:
     """Place a pod on the first node on which it fits, on the fullest GPUs."""
     node = next((node for node in nodes if lacks(node.room, shape) is None), None)
     if node is None:
@@ -207,14 +209,14 @@ def place(nodes: Sequence[Node], shape: Shape) -> tuple[Node, Pod] | None:
     return node, pod
 
 
-def change(node: Node, pod: Pod, sign: int) -> None:
+def change(node: NodeState, pod: Pod, sign: int) -> None:
     node.cpu_millicores = (node.cpu_millicores or 0) + sign * (pod.cpu_millicores or 0)
     node.memory_bytes = (node.memory_bytes or 0) + sign * (pod.memory_bytes or 0)
 
 
-def replayed(nodes: Sequence[Node], pods: Sequence[tuple[Shape, int, int]]) -> Iterator[int]:
+def replayed(nodes: Sequence[NodeState], pods: Sequence[tuple[Shape, int, int]]) -> Iterator[int]:
     """Start and end pods on nodes in order of time; yield after each start."""
-    running: dict[int, tuple[Node, Pod]] = {}
+    running: dict[int, tuple[NodeState, Pod]] = {}
     events = [(end, False, number) for number, (_, _, end) in enumerate(pods)]
     events += [(begin, True, number) for number, (_, begin, _) in enumerate(pods)]
     for _, is_start, number in sorted(events):

@@ -10,7 +10,7 @@ import pytest
 
 from gpuledger_reports.capacity.registry import REPORTS
 from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, whole
-from gpuledger_reports.capacity.summary import ADVICE, HEADLINES, PRICED, summary_of
+from gpuledger_reports.capacity.summary import ADVICE, HEADLINES, PRICE_DIMENSIONS, summary_of
 from gpuledger_reports.pricing.policy import BillPolicy, Price
 from gpuledger_reports.reading.times import HOUR_US, Window
 from tests.tables import for_each
@@ -210,4 +210,4 @@ def test_headlines_and_advice_name_columns_and_dimensions_that_the_report_has(na
         named = set(re.findall(r"\{(\w+)", advice.action + advice.evidence)) - {"place"}
         assert named | {*advice.saved} <= report.columns.keys()
         assert {advice.reason, advice.at_most} - {None} <= report.columns.keys()
-    assert {*PRICED.get(name, ())} <= report.dimensions.keys()
+    assert {*PRICE_DIMENSIONS.get(name, ())} <= report.dimensions.keys()
