@@ -20,7 +20,9 @@ from gpuledger_reports.capacity.waits import create_waits, hourly_sql, locate_wa
 from gpuledger_reports.reading.times import Window
 
 _SUMS: Final = """(
-    WITH sampled AS (
+    WITH
+    -- The GPUs of each model on each node, by hour with samples.
+    sampled AS (
         SELECT hour AS time, cluster, node, model,
             coalesce(sum(allocated_gpu_hours) FILTER (
                 allocated_job_id IS NOT NULL OR allocated_pod_state <> 'unknown'), 0) AS allocated,
@@ -31,28 +33,40 @@ _SUMS: Final = """(
         WHERE category = 'idle'
             AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
         GROUP BY ALL
-    ), versions AS (
-        SELECT cluster, node, in_force_from, list(model) AS models
+    ),
+    -- The models that a node has from a time on; a deleted node has none.
+    versions AS (
+        SELECT cluster, node, in_force_from AS since, list(model) AS models
         FROM inventory WHERE in_force_from < make_timestamptz($end_us) GROUP BY ALL
         UNION ALL
         SELECT cluster, node, deleted_time, []
         FROM nodes WHERE deleted_time < make_timestamptz($end_us)
-    ), newest AS (
-        SELECT cluster, node, max_by(models, in_force_from) AS models FROM versions GROUP BY ALL
-    ), followed AS (
+    ),
+    -- The models that a node has at the end of the window.
+    newest AS (SELECT cluster, node, max_by(models, since) AS models FROM versions GROUP BY ALL),
+    -- Samples with the time of the next ones. An allocation that is mostly unknown is replaced by
+    -- the last known one.
+    followed AS (
         SELECT * REPLACE (coalesce(last_value(
                 CASE WHEN unknown <= present / 2 THEN allocated END IGNORE NULLS
             ) OVER hours, allocated) AS allocated),
             lead(time) OVER hours AS next_time
         FROM sampled WINDOW hours AS (PARTITION BY cluster, node, model ORDER BY time)
-    ), silent AS (
-        SELECT followed.* REPLACE (coalesce(next_time, make_timestamptz($end_us)) AS next_time)
-        FROM followed LEFT JOIN newest USING (cluster, node)
-        WHERE coalesce(next_time > time + INTERVAL 1 hour, list_contains(models, model))
-    ), filled AS (
-        SELECT silent.*, min(least(next_time, in_force_from)) AS until_time
-        FROM silent LEFT JOIN versions ON versions.cluster = silent.cluster
-            AND versions.node = silent.node AND in_force_from > time
+    ),
+    -- The samples before hours without samples: between two samples, or after the last ones if the
+    -- node still has the model.
+    before_gap AS (
+        FROM followed WHERE next_time > time + INTERVAL 1 hour
+        UNION ALL
+        SELECT followed.* REPLACE (make_timestamptz($end_us) AS next_time)
+        FROM followed JOIN newest USING (cluster, node)
+        WHERE next_time IS NULL AND list_contains(models, model)
+    ),
+    -- The same with the end of the gap: the node has samples again, or no longer has the model.
+    filled AS (
+        SELECT before_gap.*, min(least(next_time, since)) AS until_time
+        FROM before_gap LEFT JOIN versions ON versions.cluster = before_gap.cluster
+            AND versions.node = before_gap.node AND since > time
             AND NOT list_contains(versions.models, model)
         GROUP BY ALL
     )
@@ -72,7 +86,7 @@ _OF_DEVICES: Final = ("cluster", "model")
 Waiting = Mapping[Key, Mapping[int, float]]
 """GPUs for which pods of a group wait, by hour."""
 Hour = tuple[int, Key, float, float, float, float]
-"""Hour since the epoch, group, and its allocated, unknown, present and silent GPUs."""
+"""Hour since the epoch, group, and its allocated, unknown, present and filled GPUs."""
 _DAY: Final = 24
 _KNOWN_GPUS: Final = 0.9
 """The share of its GPUs that must be known in a known hour."""
@@ -150,7 +164,8 @@ class _Amounts(NamedTuple):
     allocated: float
     unknown: float
     present: float
-    silent: float
+    filled: float
+    """GPUs without samples."""
 
 
 def _demand(
@@ -167,17 +182,17 @@ def _demand(
         # Hours after the last sample of a group are not filled: its GPUs are gone.
         allocated.append(found.allocated if found else 0.0 if at > last else allocated[-1])
     tolerated = {at: (1 - _KNOWN_GPUS) * each.present for at, each in hours.items()}
-    silent = sum(each.silent > tolerated[at] for at, each in hours.items())
+    filled = sum(each.filled > tolerated[at] for at, each in hours.items())
     last_day = [hours[at].present for at in range(end - _DAY, end) if at in hours]
     return Demand(
         key=key,
         allocated=tuple(allocated),
         waiting=tuple(waiting.get(at, 0.0) for at in range(first, end)),
         gpus=sum(last_day) / len(last_day) if last_day else 0.0,
-        filled_hours=last + 1 - first - len(hours) + silent,
+        filled_hours=last + 1 - first - len(hours) + filled,
         unknown_hours=sum(each.unknown for each in hours.values()),
         known=tuple(
-            at > last or (at in hours and hours[at].unknown + hours[at].silent <= tolerated[at])
+            at > last or (at in hours and hours[at].unknown + hours[at].filled <= tolerated[at])
             for at in range(first, end)
         ),
     )
