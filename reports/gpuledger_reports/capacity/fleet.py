@@ -106,7 +106,7 @@ _SUMS: Final = f"""
         GROUP BY ALL
     )
     SELECT epoch_us(time) // {DAY_US} AS day, {{columns}},
-        sum(healthy), sum(allocatable), sum(free), sum(cordoned), sum(allocated), sum(used)
+        {{amounts}}
     FROM {with_nodes("of_nodes")} GROUP BY ALL
 """  # noqa: S608  # our own names
 _NAMESPACE: Final = "coalesce(namespace, allocated_namespace)"
@@ -272,18 +272,20 @@ class _Reader:
 
     def days(self, window: Window) -> list[tuple[Window, dict[Key, Hours]]]:
         """Return the amounts of each day of a window, by group."""
+        names = (*_OF_GPUS, *_OF_HOLDERS)
         sql = _SUMS.format(
+            amounts=", ".join(f"sum({name})" for name in names),
             columns=", ".join(_DIMENSIONS[name] for name in self._by),
             namespace=_NAMESPACE if "namespace" in self._by else "NULL",
         )
         sums = self._connection.execute(sql, usage_limits(self._connection, window)).fetchall()
         found: dict[int, dict[Key, Hours]] = defaultdict(lambda: defaultdict(dict))
         for day, *values in sums:
-            key, hours = values[: len(self._by)], values[len(self._by) :]
-            of_gpus = dict(zip(_OF_GPUS, hours, strict=False))
+            key = values[: len(self._by)]
+            hours = dict(zip(names, values[len(self._by) :], strict=True))
+            of_gpus = {name: hours[name] for name in _OF_GPUS}
             _add(found[day][self._without_namespace(key)], of_gpus)
-            of_holders = dict(zip(_OF_HOLDERS, hours[len(_OF_GPUS) :], strict=True))
-            _add(found[day][tuple(key)], of_holders)
+            _add(found[day][tuple(key)], {name: hours[name] for name in _OF_HOLDERS})
         days = []
         for part in days_in(window):
             of_day = found[part.begin_us // DAY_US]

@@ -188,21 +188,23 @@ class Advisor:
                 continue
             cost += part["hours"] * float(before)
             saved_cost += part["hours"] * float(before) - hours * float(after)
-        is_worth = (
-            saved_cost > _WORTH * cost
-            if has_prices
-            else target.device.model == workload.device.model
-            and saved_hours > _WORTH * workload.hours
-        )
-        if not is_worth:
-            return None
-        return Change(
+        change = Change(
             device=target.device,
             gpus=workload.needed_gpus or workload.gpus,
             saved_hours=saved_hours,
             saved_cost=saved_cost if has_prices else None,
             risks=[*_risks(workload), *move_risks(load, workload.device, target.device)],
         )
+        return change if _is_worth(change, workload, cost) else None
+
+
+def _is_worth(change: Change, workload: Workload, cost: float) -> bool:
+    """Return whether a change saves enough of the present cost, or of the GPUs without prices."""
+    if change.saved_cost is not None:
+        return change.saved_cost > _WORTH * cost
+    # Hours of different models cannot be compared.
+    is_same = change.device.model == workload.device.model
+    return is_same and change.saved_hours > _WORTH * workload.hours
 
 
 def _risks(workload: Workload) -> Iterator[tuple[str, str]]:
