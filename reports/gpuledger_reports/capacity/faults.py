@@ -29,7 +29,7 @@ from gpuledger_reports.capacity.failures import (
 from gpuledger_reports.capacity.pod_shapes import read_shape
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Key, Question, Report, Row
 from gpuledger_reports.capacity.waits import read_fractions
-from gpuledger_reports.reading.times import HOUR_US
+from gpuledger_reports.reading.times import HOUR_US, Window
 
 _COLUMNS: Final[Mapping[str, str]] = {
     "gpus": "GPUs",
@@ -219,29 +219,11 @@ def _row(
 
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
-    begin_us, end_us = question.window
-    times = {"begin_us": begin_us, "end_us": end_us}
-    columns = ", ".join(f"{_DIMENSIONS[name]} AS {name}_" for name in question.by)
-    table, gpus = _Table(question.by), {}
-    for *key, cluster, node, gpu, model, hours, unresponsive in connection.execute(
-        _SQL.format(columns=columns), usage_limits(connection, question.window)
-    ).fetchall():
-        gpus[cluster, node, gpu] = (tuple(key), model)
-        table.hours[tuple(key)][model] += hours or 0.0
-        if unresponsive:
-            table.losses[table.with_cause(tuple(key), LOST)].unresponsive += unresponsive
-    create_cordoned(connection, question.window)
-    for *gpu, cordoned in connection.execute(_CORDONED_HOURS).fetchall():
-        if cordoned and (found := gpus.get(tuple(gpu))):
-            table.losses[table.with_cause(found[0], _CORDONED_CAUSE)].cordoned += cordoned
-    failures = find_failures(
-        SeenIncident((cluster, node, gpu), time_us, kind, xid, _uids(pods))
-        for cluster, node, gpu, time_us, kind, xid, pods in connection.execute(
-            _INCIDENTS, times
-        ).fetchall()
-    )
+    window = question.window
+    table, gpus = _read_gpus(connection, question)
+    failures = _read_failures(connection, window)
     known = [failure for failure in failures if failure.gpu in gpus]
-    stalled, is_complete = _stalled(connection, known, times)
+    stalled, is_complete = _stalled(connection, known, window)
     interrupted, unsized = _interrupted(connection, known)
     for failure, unused, ended in zip(known, stalled, interrupted, strict=True):
         table.add(*gpus[failure.gpu], failure.cause, stalled=unused, interrupted=ended)
@@ -258,10 +240,39 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
             f"Interrupted runs with claims or shares of unknown size: {unsized}. Their GPU-hours"
             " are not included."
         )
-    rows = table.rows((end_us - begin_us) / HOUR_US)
+    rows = table.rows((window.end_us - window.begin_us) / HOUR_US)
     if rows and (without := table.without_failures()):
         notes.append(f"{without} of {len(table.hours)} groups of GPUs had no failures.")
     return Answer(rows=rows, notes=notes)
+
+
+def _read_gpus(
+    connection: duckdb.DuckDBPyConnection, question: Question
+) -> tuple[_Table, dict[Gpu, tuple[Key, str | None]]]:
+    """Return a table of all GPUs with their lost time, and the group and model of each GPU."""
+    columns = ", ".join(f"{_DIMENSIONS[name]} AS {name}_" for name in question.by)
+    table, gpus = _Table(question.by), dict[Gpu, tuple[Key, str | None]]()
+    for *key, cluster, node, gpu, model, hours, unresponsive in connection.execute(
+        _SQL.format(columns=columns), usage_limits(connection, question.window)
+    ).fetchall():
+        gpus[cluster, node, gpu] = (tuple(key), model)
+        table.hours[tuple(key)][model] += hours or 0.0
+        if unresponsive:
+            table.losses[table.with_cause(tuple(key), LOST)].unresponsive += unresponsive
+    create_cordoned(connection, question.window)
+    for cluster, node, gpu, cordoned in connection.execute(_CORDONED_HOURS).fetchall():
+        if cordoned and (found := gpus.get((cluster, node, gpu))):
+            table.losses[table.with_cause(found[0], _CORDONED_CAUSE)].cordoned += cordoned
+    return table, gpus
+
+
+def _read_failures(connection: duckdb.DuckDBPyConnection, window: Window) -> list[Failure]:
+    return find_failures(
+        SeenIncident((cluster, node, gpu), time_us, kind, xid, _uids(pods))
+        for cluster, node, gpu, time_us, kind, xid, pods in connection.execute(
+            _INCIDENTS, window._asdict()
+        ).fetchall()
+    )
 
 
 def _uids(pods: str | None) -> tuple[str, ...]:
@@ -272,7 +283,7 @@ def _uids(pods: str | None) -> tuple[str, ...]:
 
 
 def _stalled(
-    connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure], times: Mapping[str, int]
+    connection: duckdb.DuckDBPyConnection, failures: Sequence[Failure], window: Window
 ) -> tuple[list[float], bool]:
     """Return the GPU-hours for which each failed GPU stayed allocated and unused.
 
@@ -281,7 +292,7 @@ def _stalled(
     ends, next_us = [], dict[Gpu, int]()
     for failure in reversed(failures):
         # The next failure of the GPU counts its own time.
-        last_us = next_us.get(failure.gpu, times["end_us"])
+        last_us = next_us.get(failure.gpu, window.end_us)
         ends.append(min(failure.time_us + _STALLED_US, last_us))
         next_us[failure.gpu] = failure.time_us
     ends.reverse()
