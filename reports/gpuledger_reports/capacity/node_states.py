@@ -215,21 +215,8 @@ class NodeStates:
 
 def read_states(connection: duckdb.DuckDBPyConnection, question: Question) -> NodeStates:
     """Return the node states of a question's window, with kinds by the question's dimensions."""
-    window, hours = question.window, find_instants(question.window)
-    begin, end = map(_sql_time, window)
-    names = {
-        "kind": _KIND.format(by=", ".join(GPU_DIMENSIONS[name] for name in question.by)),
-        "fraction": _FRACTION,
-        "is_device": _IS_DEVICE,
-        "holder": _HOLDER,
-        "whole": WHOLE,
-        "minute": _MINUTE,
-        "hours": ", ".join(map(_sql_time, hours)),
-        "instants": ", ".join(_sql_time(hour + _MINUTE * _MINUTE_US) for hour in hours),
-        "begin": begin,
-        "end": end,
-        "usage": USAGE,
-    }
+    hours = find_instants(question.window)
+    names = _sql_names(question, hours)
 
     def rows(sql: str, **parameters: int) -> list[tuple[Any, ...]]:
         return connection.execute(sql.format(**names), parameters).fetchall()
@@ -249,13 +236,31 @@ def read_states(connection: duckdb.DuckDBPyConnection, question: Question) -> No
         if not is_free:
             found.pods.append(Pod(dict(zip(gpus, shares, strict=True)), *needs))
     (unknown,), (cordoned,) = (*rows(_UNKNOWN), *rows(_ON_CORDONED))
-    mixes = _mixes(rows(_MIX, **usage_limits(connection, window)), nodes)
+    mixes = _mixes(rows(_MIX, **usage_limits(connection, question.window)), nodes)
     return NodeStates(
         nodes=nodes,
         mixes=mixes,
         unknown_gpus=unknown / len(hours),
         cordoned_gpus=cordoned / len(hours),
     )
+
+
+def _sql_names(question: Question, hours: Sequence[int]) -> dict[str, str | int]:
+    """Return the parts of the SQL that depend on the question, and those that queries share."""
+    begin, end = map(_sql_time, question.window)
+    return {
+        "kind": _KIND.format(by=", ".join(GPU_DIMENSIONS[name] for name in question.by)),
+        "fraction": _FRACTION,
+        "is_device": _IS_DEVICE,
+        "holder": _HOLDER,
+        "whole": WHOLE,
+        "minute": _MINUTE,
+        "hours": ", ".join(map(_sql_time, hours)),
+        "instants": ", ".join(_sql_time(hour + _MINUTE * _MINUTE_US) for hour in hours),
+        "begin": begin,
+        "end": end,
+        "usage": USAGE,
+    }
 
 
 def _mixes(

@@ -65,7 +65,7 @@ SELECT {columns}, count(*) AS pods,
     count(*) FILTER (gpus IS NULL) AS unknown_size,
     histogram(reason) FILTER (reason IS NOT NULL) AS reasons,
     min((-seconds, namespace || '/' || pod, shape, message)) FILTER (state = 'waiting') AS longest
-FROM waits GROUP BY ALL
+FROM {waits} GROUP BY ALL
 """
 
 
@@ -80,12 +80,12 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     create_waits(connection, window)
     if "team" in by:
         name_teams(connection, Terms(question.policy, window))
-    groups = _groups(connection, by, {None: window})
+    groups = _groups(connection, by, {None: window}, waits="waits")
     notes = [*_notes([group for group in groups if question.selects(group.row)])]
     if question.options["history"]:
         divide_by_days(connection, window)
         days = ((day_of(day.begin_us).isoformat(), day) for day in days_in(window))
-        groups = _groups(connection, by, dict(days))
+        groups = _groups(connection, by, dict(days), waits="daily_waits")
     return Answer(rows=[group.row for group in groups], notes=notes)
 
 
@@ -93,15 +93,22 @@ def _groups(
     connection: duckdb.DuckDBPyConnection,
     by: Sequence[str],
     days: Mapping[str | None, Window],
+    *,
+    waits: str,
 ) -> list[_Group]:
-    """Return the groups of each day, the most important first; the day `None` has all `waits`."""
+    """Return the groups of each day, the most important first; the day `None` is the whole window.
+
+    `waits` is the name of their table.
+    """
     columns = [f"{_DIMENSIONS[name]} AS {name}_" for name in by]
     columns.append("NULL AS day_" if None in days else "day AS day_")
     names = ", ".join(f"{name}_" for name in (*by, "day"))
-    hourly = f"SELECT {names}, max(unmet_gpus) FROM ({hourly_sql(columns)}) GROUP BY ALL"  # noqa: S608  # our own names
+    hourly = f"SELECT {names}, max(unmet_gpus) FROM ({hourly_sql(columns, waits)}) GROUP BY ALL"  # noqa: S608  # our own names
     highest = {tuple(key): gpus for *key, gpus in connection.execute(hourly).fetchall()}
     groups = []
-    for found in connection.execute(_SQL.format(columns=", ".join(columns))).fetchall():
+    for found in connection.execute(
+        _SQL.format(columns=", ".join(columns), waits=waits)
+    ).fetchall():
         key, amounts, longest = found[: len(columns)], found[len(columns) : -1], found[-1]
         hours = (days[key[-1]].end_us - days[key[-1]].begin_us) / HOUR_US
         row = _row(amounts, hours, highest.get(key, 0.0))

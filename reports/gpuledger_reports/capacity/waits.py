@@ -101,7 +101,7 @@ FROM waits JOIN tenants USING (cluster, pod_uid) JOIN (
 ) USING (since, facts)
 """
 _DAILY: Final = """
-CREATE OR REPLACE TEMP TABLE waits AS
+CREATE OR REPLACE TEMP TABLE daily_waits AS
 WITH days AS (
     SELECT strftime(midnight, '%Y-%m-%d') AS day,
         greatest(midnight, make_timestamptz($begin_us)) AS day_begin,
@@ -194,9 +194,10 @@ def name_teams(connection: duckdb.DuckDBPyConnection, terms: Terms) -> None:
 
 
 def divide_by_days(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
-    """Divide `waits` into the days of its window; `day` is the date, and `state` that at its end.
+    """Create the temporary table `daily_waits`: `waits`, divided into the days of its window.
 
-    The rows of a day are those that `create_waits` finds for this day.
+    `day` is the date, and `state` that at its end. The rows of a day are those that `create_waits`
+    finds for this day. The columns are those of `waits`, so call `name_teams` first.
     """
     connection.execute(_DAILY, window._asdict())
 
