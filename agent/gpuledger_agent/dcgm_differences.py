@@ -4,10 +4,16 @@ This table is the only source: `gpuledger compare` reads the reasons from it, an
 writes it into docs/reference/dcgm-exporter.md. The flags have their own table in `dcgm_exporter`.
 """
 
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Final, Literal, NamedTuple
 
 Kind = Literal["missing", "label", "value"]
+Fact = Literal["absent", "fewer", "changed", "followed"]
+"""A condition of a reason, which the comparison found. `absent`: one page has no label, or
+the agent's value is 0. `fewer`: the agent's values are lower. `changed`: the values of one page
+differ at least as much as the pages do. `followed`: also, the agent's values changed, or those of
+dcgm-exporter ended at the agent's."""
 
 
 class KnownDifference(NamedTuple):
@@ -20,8 +26,8 @@ class KnownDifference(NamedTuple):
     """Names of metrics or, for the kind `label`, of labels; `*` matches any characters."""
     reason: str
     """The reason, and the setting that removes the difference, if there is one."""
-    needs_change: bool = False
-    """Whether the reason applies only to a series whose value changed during the comparison."""
+    needs: Fact | None = None
+    """The condition without which the reason does not apply."""
 
 
 KNOWN: Final = (
@@ -39,25 +45,35 @@ KNOWN: Final = (
         "label",
         ("hostname", "Hostname"),
         "`exposition.host_label` selects the name of the label, or leaves it out.",
+        needs="absent",
     ),
-    KnownDifference("label", ("UUID", "uuid"), "`exposition.dcgm_old_labels` selects the name."),
+    KnownDifference(
+        "label", ("UUID", "uuid"), "`exposition.dcgm_old_labels` selects the name.", needs="absent"
+    ),
     KnownDifference(
         "label",
         ("pod", "namespace", "container", "pod_name", "pod_namespace", "container_name"),
         "The agent labels a device with its pod only if exactly one container has the device; for"
         " shared devices, set `exposition.pod_series`.",
+        needs="absent",
     ),
-    KnownDifference("label", ("pod_uid",), "`exposition.dcgm_pod_uid` adds the label."),
+    KnownDifference(
+        "label", ("pod_uid",), "`exposition.dcgm_pod_uid` adds the label.", needs="absent"
+    ),
     KnownDifference(
         "label",
         ("vgpu",),
         "dcgm-exporter copies the series of a shared device to each pod; the agent does not.",
+        needs="absent",
     ),
-    KnownDifference("label", ("dra_*",), "The agent has no labels of resource claims."),
+    KnownDifference(
+        "label", ("dra_*",), "The agent has no labels of resource claims.", needs="absent"
+    ),
     KnownDifference(
         "label",
         ("hpc_job",),
         "The agent shows a job only if exactly one job has the device.",
+        needs="absent",
     ),
     KnownDifference(
         "label",
@@ -68,11 +84,13 @@ KNOWN: Final = (
         "label",
         ("GPU_C_ID",),
         "The agent distinguishes several compute instances of one GPU instance.",
+        needs="absent",
     ),
     KnownDifference(
         "label",
         ("DCGM_FI_*",),
         "The lists of metrics have different fields of type `label`.",
+        needs="absent",
     ),
     KnownDifference("label", ("err_msg",), "The agent has its own descriptions of XIDs."),
     KnownDifference("label", ("err_code",), "The agent reports only XIDs since its own start."),
@@ -91,16 +109,25 @@ KNOWN: Final = (
         ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL"),
         "The agent shows the mean of its sampling interval, with decimals. dcgm-exporter shows the"
         " driver's last value.",
+        needs="changed",
     ),
     KnownDifference(
         "value",
         ("DCGM_FI_PROF_*", "DCGM_FI_DEV_NVLINK_BANDWIDTH_*"),
         "Both values are means, but over different times.",
+        needs="changed",
     ),
     KnownDifference(
         "value",
-        ("DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_CLOCK_EVENTS_COUNT"),
+        ("DCGM_FI_DEV_XID_ERRORS",),
+        "The agent reports only XIDs since its own start.",
+        needs="absent",
+    ),
+    KnownDifference(
+        "value",
+        ("DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_CLOCK_EVENTS_COUNT"),
         "The agent reports only events since its own start.",
+        needs="fewer",
     ),
     KnownDifference(
         "value",
@@ -112,19 +139,25 @@ KNOWN: Final = (
         ("*",),
         "The value changes, and dcgm-exporter repeats a value until its next collection, by default"
         " for 30 s.",
-        needs_change=True,
+        needs="followed",
+    ),
+    KnownDifference(
+        "label",
+        ("*",),
+        "The label changes, and dcgm-exporter repeats a page until its next collection, by default"
+        " for 30 s.",
+        needs="followed",
     ),
 )
 
 
-def find_reason(kind: Kind, name: str, *, has_changed: bool = False) -> str:
+def find_reason(kind: Kind, name: str, facts: Collection[Fact] = ()) -> str:
     """Return the reason of a difference; empty if no reason is known.
 
-    `name` is a metric, by its name before DCGM 4.6, or a label. `has_changed` is whether a value of
-    the series changed during the comparison.
+    `name` is a metric, by its name before DCGM 4.6, or a label.
     """
     for known in KNOWN:
-        applies = known.kind == kind and (has_changed or not known.needs_change)
+        applies = known.kind == kind and (known.needs is None or known.needs in facts)
         if applies and any(fnmatchcase(name, pattern) for pattern in known.names):
             return known.reason
     return ""

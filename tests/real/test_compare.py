@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from tests.real.test_dcgm_exporter import CHART_ARGS, Exporter, start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+LAST_VALUES = itertools.cycle((0, 100))
 ARGUMENTS = ("--for", "2s", "--interval", "0.5s", "--format", "json")
 
 
@@ -32,14 +34,13 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporter]:
 def as_dcgm_exporter(page: str) -> str:
     """Rewrite the agent's page as dcgm-exporter before 4.8.3 would write it."""
     lines = []
+    value = next(LAST_VALUES)  # at one time a kernel runs, at another none
     for line in page.splitlines():
         if line.startswith("gpuledger_"):
             continue
         if line.startswith("DCGM_FI_DEV_GPU_UTIL{"):
-            series, _, value = line.rpartition(" ")
-            lines.append(
-                f"{series} {100 - round(float(value))}".replace(",hostname=", ",Hostname=")
-            )
+            series = line.rpartition(" ")[0]
+            lines.append(f"{series} {value}".replace(",hostname=", ",Hostname="))
         elif not line.startswith("DCGM_FI_DEV_FB_FREE{"):
             lines.append(line.replace(",hostname=", ",Hostname="))
     lines += ["# TYPE DCGM_FI_DEV_CPU_POWER_WATTS gauge", 'DCGM_FI_DEV_CPU_POWER_WATTS{cpu="0"} 9']

@@ -38,8 +38,9 @@ app = App(
     help_format="plaintext",
     help_epilogue=epilogue(
         "Run the agent next to dcgm-exporter, on the same node and another port. The values of a"
-        " series are the same if their ranges overlap. The tolerance is 5 %, but at least 2, or"
-        " 0.02 for values up to 1.",
+        " series are the same if the mean on each page is between the lowest and the highest value"
+        " on the other. The tolerance is 5 %, but at least 2, or 0.02 for ratios. Codes and counts"
+        " must be equal.",
         examples={
             "The agent next to dcgm-exporter, on a node": (
                 "gpuledger compare http://localhost:9400 --with http://localhost:9820"

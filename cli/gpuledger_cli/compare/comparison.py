@@ -1,24 +1,28 @@
 """Compares the series of two pages over several scrapes. Does no I/O.
 
-Two series have the same values if the ranges of their values overlap, with a small tolerance,
-because the two exporters query the driver at different times.
+Two series have the same values if the mean of each is in the range of the other, with a tolerance,
+because the two exporters query the driver at different times. Codes and counts have no tolerance.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from statistics import fmean
+from typing import Final, NamedTuple
 
 import msgspec
 
-from gpuledger_agent.dcgm_differences import find_reason
+from gpuledger_agent.dcgm_differences import Fact, find_reason
+from gpuledger_agent.exposition.dcgm_fields import find_field
 from gpuledger_cli.compare.dcgm_page import DcgmPage, SeriesKey, ShownSeries, old_names
 
-_RELATIVE_TOLERANCE: Final = 0.05
-_TOLERANCE: Final = 2.0
-"""Absolute tolerance of values, such as degrees or per cent."""
-_RATIO_TOLERANCE: Final = 0.02
-"""Absolute tolerance of values from 0 to 1."""
+_RATIOS: Final = ("_ratio", "_ratios")
+_UNITS: Final = (
+    *_RATIOS,
+    *("_bytes", "_celsius", "_hertz", "_millijoules", "_milliwatts", "_ns_total"),
+    *("_per_second", "_rate", "_rates"),
+)
+"""The ends of the names of measured values."""
 _NOT_LISTED: Final = "The agent has the field; add it to `exposition.counters_file`."
 _UNSUPPORTED: Final = "The agent does not have this field."
 _INSTANCES_INSTEAD: Final = (
@@ -31,6 +35,22 @@ _NOT_IN_DCGM_EXPORTER: Final = (
 _OTHERS_IN_DCGM_EXPORTER: Final = (
     "dcgm-exporter has the field, but no value of this GPU, instance or event."
 )
+
+
+class Tolerance(NamedTuple):
+    """How far two values may be apart: by an amount, or by a fraction of the larger one."""
+
+    amount: float
+    fraction: float
+
+    def allows(self, one: float, other: float) -> bool:
+        """Return whether two values count as equal."""
+        return abs(one - other) <= max(self.amount, self.fraction * max(abs(one), abs(other)))
+
+
+_EXACT: Final = Tolerance(0.0, 0.0)
+_MEASURED: Final = Tolerance(2.0, 0.05)
+_RATIO: Final = Tolerance(0.02, 0.05)
 
 
 class Result(StrEnum):
@@ -74,9 +94,11 @@ class Comparison:
     def __init__(self) -> None:
         self._theirs: dict[SeriesKey, list[ShownSeries]] = defaultdict(list)
         self._ours: dict[SeriesKey, list[ShownSeries]] = defaultdict(list)
+        self._scrapes = 0
 
     def add(self, theirs: DcgmPage, ours: DcgmPage) -> None:
         """Add one scrape of dcgm-exporter's page and of the agent's."""
+        self._scrapes += 1
         for page, seen in ((theirs, self._theirs), (ours, self._ours)):
             for key, shown in page.series.items():
                 seen[key].append(shown)
@@ -91,15 +113,25 @@ class Comparison:
         for key in sorted(self._theirs.keys() | self._ours.keys()):
             theirs, ours = self._theirs.get(key, ()), self._ours.get(key, ())
             if theirs and ours:
-                yield _compare_values(key, theirs, ours)
-                yield from _compare_labels(key, theirs[-1], ours[-1])
+                yield _compare_values(key, theirs, ours, scrapes=self._scrapes)
+                yield from _compare_labels(key, theirs, ours)
             elif theirs:
                 reason = self._explain_missing(key)
-                yield _row(key, Result.NOT_IN_GPULEDGER, theirs=_range(theirs), reason=reason)
+                yield _row(
+                    key,
+                    Result.NOT_IN_GPULEDGER,
+                    theirs=_range(theirs, scrapes=self._scrapes),
+                    reason=reason,
+                )
             else:
                 has_metric = any(shown.metric == key.metric for shown in self._theirs)
                 reason = _OTHERS_IN_DCGM_EXPORTER if has_metric else _NOT_IN_DCGM_EXPORTER
-                yield _row(key, Result.NOT_IN_DCGM_EXPORTER, ours=_range(ours), reason=reason)
+                yield _row(
+                    key,
+                    Result.NOT_IN_DCGM_EXPORTER,
+                    ours=_range(ours, scrapes=self._scrapes),
+                    reason=reason,
+                )
 
     def _explain_missing(self, missing: SeriesKey) -> str:
         """Return the reason why the agent's page lacks a series; empty without a reason."""
@@ -138,44 +170,78 @@ def _row(
 
 
 def _compare_values(
-    key: SeriesKey, theirs: Sequence[ShownSeries], ours: Sequence[ShownSeries]
+    key: SeriesKey, theirs: Sequence[ShownSeries], ours: Sequence[ShownSeries], *, scrapes: int
 ) -> Row:
+    tolerance = tolerance_of(key.metric)
     their_values, our_values = ([shown.value for shown in side] for side in (theirs, ours))
-    is_same = are_close(their_values, our_values)
-    has_changed = len({*their_values}) > 1 or len({*our_values}) > 1
+    is_rare = 2 * min(len(theirs), len(ours)) < max(len(theirs), len(ours))
+    is_same = are_close(their_values, our_values, tolerance) and not is_rare
+    facts = [*find_facts(their_values, our_values, tolerance)]
     return _row(
         key,
         Result.SAME if is_same else Result.VALUE,
-        theirs=_range(theirs),
-        ours=_range(ours),
-        reason="" if is_same else find_reason("value", key.metric, has_changed=has_changed),
+        theirs=_range(theirs, scrapes=scrapes),
+        ours=_range(ours, scrapes=scrapes),
+        reason="" if is_same or is_rare else find_reason("value", key.metric, facts),
     )
 
 
-def are_close(theirs: Sequence[float], ours: Sequence[float]) -> bool:
-    """Return whether the ranges of the values overlap, or are at most the tolerance apart.
-
-    The tolerance is 5 % of the larger value, but at least 2. If all values are at most 1, it is at
-    least 0.02.
-    """
-    lower, higher = sorted((theirs, ours), key=min)
-    # The gap between the two ranges is from `below` to `above`; it is negative if they overlap.
-    below, above = max(lower), min(higher)
-    absolute = _RATIO_TOLERANCE if max(map(abs, (*theirs, *ours))) <= 1 else _TOLERANCE
-    tolerance = max(absolute, _RELATIVE_TOLERANCE * max(abs(below), abs(above)))
-    return above - below <= tolerance
+def tolerance_of(metric: str) -> Tolerance:
+    """Return the tolerance of a metric: values without a unit are codes or counts, and exact."""
+    field = find_field(metric)
+    if field is None:
+        return _MEASURED
+    if field.path.endswith(_RATIOS) and field.unit != "%":
+        return _RATIO
+    return _MEASURED if field.path.endswith(_UNITS) else _EXACT
 
 
-def _compare_labels(key: SeriesKey, theirs: ShownSeries, ours: ShownSeries) -> Iterator[Row]:
-    for name in sorted(theirs.labels.keys() | ours.labels.keys()):
-        if theirs.labels.get(name) != ours.labels.get(name):
+def are_close(theirs: Sequence[float], ours: Sequence[float], tolerance: Tolerance) -> bool:
+    """Return whether the mean of each page's values is in the range of the other page's."""
+    return all(
+        tolerance.allows(bound, mean)
+        for mean, others in ((fmean(theirs), ours), (fmean(ours), theirs))
+        for bound in (min(max(mean, min(others)), max(others)),)
+    )
+
+
+def find_facts(
+    theirs: Sequence[float], ours: Sequence[float], tolerance: Tolerance
+) -> Iterator[Fact]:
+    """Yield the conditions of reasons that two series of values meet."""
+    if not any(ours):
+        yield "absent"
+    if max(ours) < min(theirs):
+        yield "fewer"
+    gap = max(min(theirs) - max(ours), min(ours) - max(theirs))
+    change = max(max(values) - min(values) for values in (theirs, ours))
+    if change and change >= gap:
+        yield "changed"
+        # dcgm-exporter's first values may be older than the comparison.
+        is_ours = [tolerance.allows(value, ours[-1]) for value in theirs]
+        has_ended_there = is_ours[-1] and is_ours == sorted(is_ours)
+        if has_ended_there or not tolerance.allows(min(ours), max(ours)):
+            yield "followed"
+
+
+def _compare_labels(
+    key: SeriesKey, theirs: Sequence[ShownSeries], ours: Sequence[ShownSeries]
+) -> Iterator[Row]:
+    their_last, our_last = theirs[-1].labels, ours[-1].labels
+    for name in sorted(their_last.keys() | our_last.keys()):
+        if their_last.get(name) != our_last.get(name):
+            facts: list[Fact] = []
+            if not (their_last.get(name) and our_last.get(name)):
+                facts.append("absent")
+            if len({shown.labels.get(name) for shown in ours}) > 1:
+                facts.append("followed")
             yield _row(
                 key,
                 Result.LABEL,
-                theirs=_label(name, theirs.labels),
-                ours=_label(name, ours.labels),
+                theirs=_label(name, their_last),
+                ours=_label(name, our_last),
                 label=name,
-                reason=find_reason("label", name),
+                reason=find_reason("label", name, facts),
             )
 
 
@@ -183,8 +249,9 @@ def _label(name: str, labels: Mapping[str, str]) -> str:
     return f'{name}="{labels[name]}"' if name in labels else f"no {name}"
 
 
-def _range(seen: Sequence[ShownSeries]) -> str:
-    """Return the smallest and the largest value as text."""
+def _range(seen: Sequence[ShownSeries], *, scrapes: int) -> str:
+    """Return the smallest and the largest value as text, and the number of scrapes if not all."""
     values = [shown.value for shown in seen]
     lowest, highest = f"{min(values):.7g}", f"{max(values):.7g}"
-    return lowest if lowest == highest else f"{lowest} to {highest}"
+    shown = lowest if lowest == highest else f"{lowest} to {highest}"
+    return shown if len(seen) == scrapes else f"{shown}, in {len(seen)} of {scrapes} scrapes"

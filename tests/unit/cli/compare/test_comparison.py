@@ -8,7 +8,7 @@ from gpuledger.errors import UserError
 from gpuledger_agent.dcgm_differences import KNOWN, find_reason
 from gpuledger_agent.exposition.dcgm_fields import dcgm_names
 from gpuledger_cli.compare.compare_command import merge_rows
-from gpuledger_cli.compare.comparison import Comparison, Result, Row, are_close
+from gpuledger_cli.compare.comparison import Comparison, Result, Row, are_close, tolerance_of
 from gpuledger_cli.compare.dcgm_page import SeriesKey, parse_page
 
 # In the format of dcgm-exporter 4.8.3, on a node with two GPUs, one of them with an instance.
@@ -68,7 +68,7 @@ def test_each_series_and_each_label_that_differs_has_a_row_with_its_reason() -> 
     assert results == {
         ("GPU_TEMP", "GPU-a", ""): (Result.SAME, False),
         ("GPU_TEMP", "GPU-b", ""): (Result.VALUE, True),
-        ("GPU_UTIL", "GPU-a", ""): (Result.VALUE, False),
+        ("GPU_UTIL", "GPU-a", ""): (Result.VALUE, True),
         ("TOTAL_ENERGY_CONSUMPTION", "GPU-a", ""): (Result.SAME, False),
         ("CPU_UTIL_TOTAL", "", "cpu=0"): (Result.NOT_IN_GPULEDGER, False),
         ("FB_USED", "GPU-b", "GPU_I_ID=7"): (Result.SAME, False),
@@ -99,30 +99,106 @@ def test_a_value_that_changed_differs_because_dcgm_exporter_repeats_its_values()
         parse_page(GPULEDGER.replace("} 42", "} 120"), url="b"),
     )
     both = [row for row in comparison.rows() if row.result is Result.VALUE]
-    assert both == []  # the ranges 42 to 90 and 42 to 120 overlap
-    assert find_reason("value", "DCGM_FI_DEV_GPU_TEMP", has_changed=True)
+    assert both == []  # the means 66 and 81 are in the ranges 42 to 90 and 42 to 120
+    assert find_reason("value", "DCGM_FI_DEV_GPU_TEMP", {"followed"})
     assert not find_reason("value", "DCGM_FI_DEV_GPU_TEMP")
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "is_close"),
+    ("metric", "theirs", "ours", "is_close"),
     [
-        ([40], [42], True),
-        ([40], [43], False),
-        ([0.5], [0.52], True),
-        ([0.5], [0.53], False),
-        ([1000], [1050], True),
-        ([1000], [1060], False),
-        ([10, 90], [50], True),
-        ([10, 20], [24, 90], False),
-        ([0], [0], True),
+        ("DEV_GPU_TEMP", [40], [42], True),
+        ("DEV_GPU_TEMP", [40], [43], False),
+        ("PROF_SM_ACTIVE", [0.5], [0.52], True),
+        ("PROF_SM_ACTIVE", [0.5], [0.53], False),
+        ("PROF_NVDEC0_ACTIVE", [0.5], [0.53], False),
+        ("DEV_ENC_UTIL", [0], [1], True),
+        ("DEV_FB_USED", [0], [1], True),
+        ("DEV_FB_USED", [1000], [1050], True),
+        ("DEV_FB_USED", [1000], [1060], False),
+        ("DEV_POWER_USAGE", [10, 90], [50], True),
+        ("DEV_POWER_USAGE", [10, 20], [24, 90], False),
+        ("DEV_POWER_USAGE", [0, 700], [0], False),
+        ("DEV_POWER_USAGE", [0], [0], True),
+        ("DEV_XID_ERRORS", [94], [95], False),
+        ("DEV_ECC_DBE_VOL_TOTAL", [0], [2], False),
+        ("DEV_CORRECTABLE_REMAPPED_ROWS", [3], [1], False),
+        ("DEV_CLOCK_THROTTLE_REASONS", [4], [5], False),
+        ("DEV_PSTATE", [0], [2], False),
+        ("DEV_PSTATE", [2], [2], True),
     ],
 )
-def test_values_are_the_same_if_their_ranges_overlap_with_a_tolerance(
-    theirs: Sequence[float], ours: Sequence[float], *, is_close: bool
+def test_values_are_the_same_if_each_mean_is_in_the_others_range_with_a_tolerance(
+    metric: str, theirs: Sequence[float], ours: Sequence[float], *, is_close: bool
 ) -> None:
-    assert are_close(theirs, ours) == is_close
-    assert are_close(ours, theirs) == is_close
+    tolerance = tolerance_of(f"DCGM_FI_{metric}")
+    assert are_close(theirs, ours, tolerance) == is_close
+    assert are_close(ours, theirs, tolerance) == is_close
+
+
+@pytest.mark.parametrize(
+    ("metric", "theirs", "ours", "words"),
+    [
+        ("DEV_GPU_UTIL", [100, 100], [0, 0], ""),
+        ("DEV_GPU_UTIL", [100, 100], [0, 5], ""),
+        ("DEV_GPU_UTIL", [0, 100, 100], [40, 40, 40], "mean of its sampling interval"),
+        ("DEV_POWER_USAGE", [0, 700, 700], [0, 0, 0], ""),
+        ("DEV_POWER_USAGE", [700, 0, 0], [700, 700, 700], ""),
+        ("DEV_POWER_USAGE", [0, 700, 0], [0, 0, 0], ""),
+        ("DEV_POWER_USAGE", [0, 0, 700], [700, 700, 700], "repeats a value"),
+        ("DEV_POWER_USAGE", [0, 0, 0], [0, 700, 700], "repeats a value"),
+        ("DEV_ECC_DBE_VOL_TOTAL", [2, 2], [0, 0], ""),
+        ("DEV_XID_ERRORS", [95, 95], [94, 94], ""),
+        ("DEV_XID_ERRORS", [95, 95], [0, 0], "since its own start"),
+    ],
+)
+def test_a_difference_is_explained_only_if_the_values_fit_the_reason(
+    metric: str, theirs: Sequence[float], ours: Sequence[float], words: str
+) -> None:
+    comparison = Comparison()
+    for pair in zip(theirs, ours, strict=True):
+        comparison.add(
+            *(parse_page(f'DCGM_FI_{metric}{{UUID="GPU-a"}} {one}\n', url="a") for one in pair)
+        )
+    (row,) = comparison.rows()
+    assert row.result is Result.VALUE
+    assert (words in row.reason) if words else row.is_unexplained
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "is_unexplained"),
+    [
+        (("a",), ("b",), True),
+        (("a",), ("",), False),
+        (("",), ("a",), False),
+        (("a", "a"), ("a", "b"), False),
+    ],
+)
+def test_two_pods_on_one_device_are_a_difference_without_a_reason_unless_the_pod_changes(
+    theirs: Sequence[str], ours: Sequence[str], *, is_unexplained: bool
+) -> None:
+    comparison = Comparison()
+    for pair in zip(theirs, ours, strict=True):
+        comparison.add(
+            *(
+                parse_page(f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-a",pod="{pod}"}} 1\n', url="a")
+                for pod in pair
+            )
+        )
+    labels = [row for row in comparison.rows() if row.result is Result.LABEL]
+    assert [row.is_unexplained for row in labels] == [is_unexplained]
+
+
+def test_a_series_that_one_page_seldom_has_is_not_the_same_and_its_scrapes_are_counted() -> None:
+    other = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-a"} 1\n'
+    both = other + 'DCGM_FI_DEV_FB_FREE{UUID="GPU-a"} 1\n'
+    comparison = Comparison()
+    for number in range(24):
+        pages = (both, other if number else both)
+        comparison.add(*(parse_page(page, url="a") for page in pages))
+    (rare,) = [row for row in comparison.rows() if row.result is not Result.SAME]
+    assert (rare.dcgm_exporter, rare.gpuledger) == ("1", "1, in 1 of 24 scrapes")
+    assert rare.is_unexplained
 
 
 def test_a_missing_profiling_metric_is_explained_by_the_list_if_the_agent_has_others() -> None:
