@@ -5,7 +5,7 @@ A holder is a pod, or a job of a scheduler, to which devices are allocated. Rows
 row of use belongs to a holder only if it is certain which pod or job used the device.
 
 Reports first sum up rows without descriptions, because joining each row with the pods' history
-would take most of the time. `named_sql` then adds the descriptions to the sums.
+would take most of the time. `create_descriptions` then adds the descriptions to the sums.
 """
 
 from collections import defaultdict
@@ -130,23 +130,27 @@ def usage_limits(connection: duckdb.DuckDBPyConnection, window: Window) -> dict[
     return {"first_us": first_us, "last_us": last_us, **window._asdict()}
 
 
-def identities_sql(usage: str) -> str:
-    """Return the SQL that creates `identities`: the columns `IDENTITY` of each hash in a window.
+def create_identities(
+    connection: duckdb.DuckDBPyConnection, usage: str, limits: Mapping[str, int]
+) -> None:
+    """Create the temporary table `identities`: the columns `IDENTITY` of each hash in a window.
 
-    `usage` is the SQL of the window's rows.
+    `usage` is the SQL of the window's rows, and `limits` has its parameters.
     """
     columns = ", ".join(f"any_value({name}) AS {name}" for name in IDENTITY)
-    return f"""
-CREATE OR REPLACE TEMP TABLE identities AS
-SELECT {IDENTITY_HASH} AS identity, {columns} FROM {usage} WHERE category = 'idle'
-GROUP BY identity
-"""  # noqa: S608  # our own names
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE identities AS
+        SELECT {IDENTITY_HASH} AS identity, {columns} FROM {usage} WHERE category = 'idle'
+        GROUP BY identity""",  # noqa: S608  # our own names
+        limits,
+    )
 
 
-def named_sql(connection: duckdb.DuckDBPyConnection, sums: str) -> str:
-    """Return the SQL of sums with the descriptions of their allocations and nodes at `hour`.
+def create_descriptions(connection: duckdb.DuckDBPyConnection, sums: str) -> str:
+    """Create the temporary table `descriptions`; return the SQL of the sums with it.
 
-    `sums` is a table with the columns `identity` and `hour`. The newest description of a pod
+    It describes the allocations and nodes at `hour`. `sums` is a table with the columns `identity`
+    and `hour`, and `create_identities` has created `identities`. The newest description of a pod
     applies to all of its time.
     """
     connection.execute(_NEWEST_PODS)

@@ -29,8 +29,8 @@ from gpuledger_reports.capacity.allocations import (
     IDENTITY_HASH,
     PRICED,
     Terms,
-    identities_sql,
-    named_sql,
+    create_descriptions,
+    create_identities,
     rows_of,
 )
 from gpuledger_reports.capacity.fitting import Device, Load, Percentiles
@@ -93,7 +93,7 @@ FROM device_loads JOIN holders USING (holder) LEFT JOIN disturbed USING (holder,
 """  # noqa: S608  # as above
 """SQL of each device by holder, with the number of devices that the holder has at once.
 
-It is the median of the days, because a day on which a job moves to other devices has those, too."""
+The number is the median over days; on a day when a job moves, both sets count."""
 _BUCKET_SUMS: Final = f"""
 SELECT identity, since, gpus, {", ".join(f"sum({name})::BIGINT AS {name}" for name in _BUCKETS)}
 FROM (
@@ -174,7 +174,7 @@ class Workload:
 
     @property
     def gpus(self) -> int:
-        """The largest number of devices that a pod has at once."""
+        """The largest number of devices that a pod has at once on its median day."""
         return int(self._maximum("gpus"))
 
     @property
@@ -245,8 +245,8 @@ class Workload:
 
 
 @dataclass(kw_only=True)
-class Fleet:
-    """The workloads of a fleet, and its whole GPUs."""
+class Workloads:
+    """All workloads, and the whole GPUs that exist."""
 
     workloads: list[Workload]
     gpus: list[Mapping[str, Any]]
@@ -268,10 +268,12 @@ class Fleet:
         )
 
 
-def read_fleet(connection: duckdb.DuckDBPyConnection, window: Window, terms: Terms) -> Fleet:
+def read_workloads(
+    connection: duckdb.DuckDBPyConnection, window: Window, terms: Terms
+) -> Workloads:
     """Return the workloads of whole days, in order of their names."""
     limits = window._asdict()
-    connection.execute(identities_sql(f"(FROM usage_daily_unnamed WHERE {_WINDOW})"), limits)
+    create_identities(connection, f"(FROM usage_daily_unnamed WHERE {_WINDOW})", limits)
     first, last = (time_us // DAY_US for time_us in (window.begin_us, window.end_us - 1))
     devices = _DEVICES.format(since=terms.since_sql("day"), first=first, last=last)
     connection.execute(devices, limits)
@@ -284,15 +286,16 @@ def read_fleet(connection: duckdb.DuckDBPyConnection, window: Window, terms: Ter
     connection.execute(_LOADS)
     connection.execute("DROP TABLE device_loads; DROP TABLE held; DROP TABLE bucket_sums")
     gpus = connection.execute(_WHOLE_GPUS, {"begin_us": window.begin_us})
-    fleet = Fleet(
+    result = Workloads(
         workloads=[],
         gpus=[*rows_of(gpus)],
         memory=dict(connection.sql(_MEMORY).fetchall()),
     )
     found: dict[tuple[Any, ...], Workload] = {}
-    for row in rows_of(connection.sql(_WORKLOADS.format(loads=named_sql(connection, "loads")))):
-        names, device = tuple(row[f"by_{name}"] for name in BY), fleet.device(row)
+    described = create_descriptions(connection, "loads")
+    for row in rows_of(connection.sql(_WORKLOADS.format(loads=described))):
+        names, device = tuple(row[f"by_{name}"] for name in BY), result.device(row)
         workload = found.setdefault((*names, device), Workload(key=names, device=device))
         workload.parts.append(row)
-    fleet.workloads.extend(found[key] for key in sorted(found, key=str))
-    return fleet
+    result.workloads.extend(found[key] for key in sorted(found, key=str))
+    return result

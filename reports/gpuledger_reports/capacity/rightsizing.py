@@ -28,7 +28,7 @@ from gpuledger_reports.capacity.fitting import (
     misfit,
     move_risks,
 )
-from gpuledger_reports.capacity.loads import BY, QUANTITIES, Fleet, Workload, read_fleet
+from gpuledger_reports.capacity.loads import BY, QUANTITIES, Workload, Workloads, read_workloads
 from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, whole
 from gpuledger_reports.pricing.money import minor_digits
 from gpuledger_reports.reading.times import DAY_US, Window, time_text
@@ -126,8 +126,8 @@ class Finding:
 class Advisor:
     """Finds the best change for each workload of a fleet."""
 
-    def __init__(self, fleet: Fleet, terms: Terms, *, minimum_days: int) -> None:
-        self._fleet, self._terms, self._minimum_days = fleet, terms, minimum_days
+    def __init__(self, found: Workloads, terms: Terms, *, minimum_days: int) -> None:
+        self._all, self._terms, self._minimum_days = found, terms, minimum_days
 
     def find(self, workload: Workload) -> Finding:
         """Return the best change for a workload, or the reason for keeping its devices."""
@@ -153,18 +153,18 @@ class Advisor:
         device = workload.device
         if workload.needed_gpus:
             yield Target(device=device, terms={})
-        for row in self._fleet.gpus:
+        for row in self._all.gpus:
             if row["cluster"] == workload.parts[0]["cluster"] and row["model"] != device.model:
-                gpu = self._fleet.device({**row, **dict.fromkeys(_MIG_COLUMNS)})
+                gpu = self._all.device({**row, **dict.fromkeys(_MIG_COLUMNS)})
                 if gpu.memory_gib:
                     yield Target(device=gpu, terms=row)
-        memory_bytes = self._fleet.memory.get(device.model or "", 0)
+        memory_bytes = self._all.memory.get(device.model or "", 0)
         mig_gpu = mig_gpu_of(device.model or "", memory_bytes=memory_bytes)
         # MIG instances cannot use NVLink, so they suit only pods with one device.
         if mig_gpu and memory_bytes and (workload.needed_gpus or workload.gpus) == 1:
             for profile, slices in mig_gpu.profiles.items():
                 counts = dict(zip(_MIG_COLUMNS, (*slices, *mig_gpu.whole), strict=True))
-                instance = self._fleet.device(
+                instance = self._all.device(
                     {"model": device.model, "mig_profile": profile, **counts}
                 )
                 if instance.compute_part < device.compute_part:
@@ -278,7 +278,7 @@ def _explanation(finding: Finding, minimum_days: int) -> Iterator[str]:
     workload, load = finding.workload, finding.load
     yield (
         f"Data: {workload.hours:,.1f} GPU-hours of {workload.device} in {workload.history_days}"
-        f" days; a pod had at most {workload.gpus} and used at most {workload.used_gpus}."
+        f" days; a pod usually had up to {workload.gpus} and used at most {workload.used_gpus}."
     )
     if load:
         yield f"Load in {workload.minutes:,} minutes of used devices, as p50, p95, p99 and max:"
@@ -294,11 +294,11 @@ def _explanation(finding: Finding, minimum_days: int) -> Iterator[str]:
     yield f"Result: {finding.change or finding.note}."
 
 
-def _named(fleet: Fleet, text: str) -> list[Workload]:
+def _named(found: Workloads, text: str) -> list[Workload]:
     """Return the workloads with a name; raise `ArgumentError` if the name is unknown."""
-    names = ["/".join(filter(None, workload.key[1:])) for workload in fleet.workloads]
+    names = ["/".join(filter(None, workload.key[1:])) for workload in found.workloads]
     if text in names:
-        return [each for each, name in zip(fleet.workloads, names, strict=True) if name == text]
+        return [each for each, name in zip(found.workloads, names, strict=True) if name == text]
     near = find_near(text, names)
     hint = f"did you mean {near}?" if near else "give NAMESPACE/KIND/NAME"
     raise ArgumentError("explain", f"unknown workload {shorten(text, 80)!r}; {hint}")
@@ -311,13 +311,13 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         return Answer(rows=[], notes=["The window has no whole day in UTC."])
     minimum_days, explained = question.options["minimum_history"], question.options["explain"]
     terms = Terms(question.policy, days)
-    fleet = read_fleet(connection, days, terms)
+    found = read_workloads(connection, days, terms)
     question.advance(90)
-    workloads = fleet.workloads if explained is None else _named(fleet, explained)
+    workloads = found.workloads if explained is None else _named(found, explained)
     workloads = [
         each for each in workloads if question.selects(dict(zip(BY, each.key, strict=True)))
     ]
-    advisor = Advisor(fleet, terms, minimum_days=minimum_days)
+    advisor = Advisor(found, terms, minimum_days=minimum_days)
     findings = sorted(map(advisor.find, workloads), key=_rank)
     question.advance(10)
     notes = [f"Whole days from {time_text(days.begin_us)} to {time_text(days.end_us)}."]

@@ -211,7 +211,7 @@ def locate_waits(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute(_LOCATED)
 
 
-def hourly_sql(columns: Iterable[str], waits: str = "waits") -> str:
+def hourly_sql(columns: Iterable[str], waits: str) -> str:
     """Return the SQL for the GPUs of waiting pods, `unmet_gpus`, by columns and `hour_number`.
 
     Hours are numbered from 1970; hours without waiting pods have no row.

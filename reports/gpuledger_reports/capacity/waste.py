@@ -41,8 +41,8 @@ from gpuledger_reports.capacity.allocations import (
     PRICED,
     USAGE,
     Terms,
-    identities_sql,
-    named_sql,
+    create_descriptions,
+    create_identities,
     rows_of,
     usage_limits,
 )
@@ -358,7 +358,7 @@ def read_waste(
     """Return the waste by the values of the dimensions, and notes on missing data."""
     terms, window = Terms(question.policy, question.window), question.window._asdict()
     limits = usage_limits(connection, question.window)
-    connection.execute(identities_sql(USAGE), limits)
+    create_identities(connection, USAGE, limits)
     connection.execute(_ALLOCATED_SUMS.format(since=terms.since_sql("time")), limits)
     connection.execute(_SHARED, limits)
     connection.execute(_SEEN, window)
@@ -378,7 +378,7 @@ def read_waste(
     for table in ("seen", "candidates", "allocated_sums", "slice_sums"):
         connection.execute(f"DROP TABLE {table}")
     waste: dict[tuple[str | None, ...], Waste] = defaultdict(Waste)
-    named = named_sql(connection, "sums")
+    named = create_descriptions(connection, "sums")
     for row in rows_of(connection.sql(_sums_sql(named, question.by))):
         key = tuple(terms.named(name, row[f"by_{name}"], row) for name in question.by)
         waste[key].add(row, terms.price(row))

@@ -366,7 +366,7 @@ def test_the_explanation_has_the_data_the_rule_and_the_risks() -> None:
     notes = sized(week("chat", STEADY), explain="ns/Pod/chat").notes
     assert notes == [
         "Whole days from 2026-10-01T00:00:00Z to 2026-10-08T00:00:00Z.",
-        f"Data: 168.0 GPU-hours of {H100} in 7 days; a pod had at most 1 and used at most 1.",
+        f"Data: 168.0 GPU-hours of {H100} in 7 days; a pod usually had up to 1 and used at most 1.",
         "Load in 10,080 minutes of used devices, as p50, p95, p99 and max:",
         "- utilization: 5, 5, 5, 5 %",
         "- memory: 8, 8, 8, 8 GiB",
