@@ -1,7 +1,8 @@
 """The report `fleet`: the number of GPUs, how many are in use, and which pods would fit now.
 
 GPUs are counted by time: a GPU that was allocated for half an hour counts as half a GPU in that
-hour. A GPU belongs to the fleet while the inventory of its node lists it, as in bills.
+hour. A GPU belongs to the fleet while the inventory of its node lists it, as in bills. It belongs
+to the group of its node's labels at the start of each day, and for the last hour, of this hour.
 """
 
 from collections import Counter, defaultdict
@@ -86,10 +87,12 @@ _PARTS: Final = """
         (allocated_ns - coalesce(unresponsive_ns, 0)) / 3.6e12 AS healthy_hours
     FROM {rows}
 """
+_DAY: Final = f"make_timestamptz(greatest(epoch_us({{time}}) // {DAY_US} * {DAY_US}, $begin_us))"
+"""SQL of the start of a time's day, within the window."""
 _SUMS: Final = f"""
     WITH parts AS ({_PARTS.format(rows=USAGE)}),
     of_nodes AS (
-        SELECT make_timestamptz(epoch_us(time) // {DAY_US} * {DAY_US}) AS time,
+        SELECT {_DAY.format(time="time")} AS time,
             cluster, node, model, {{namespace}} AS namespace,
             sum(healthy_hours * device_fraction) AS healthy,
             sum(healthy_hours * device_fraction) FILTER (part_state <> 'unknown') AS allocatable,
@@ -98,7 +101,7 @@ _SUMS: Final = f"""
             sum(gpu_hours) FILTER (part_state IS NULL) AS used
         FROM parts GROUP BY ALL
         UNION ALL BY NAME
-        SELECT make_timestamptz(epoch_us(hour) // {DAY_US} * {DAY_US}) AS time,
+        SELECT {_DAY.format(time="hour")} AS time,
             cluster, node, model, sum(hours * device_fraction) AS cordoned,
             -cordoned AS allocatable, -cordoned AS free
         FROM cordoned_hours
@@ -219,11 +222,19 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     fits = find_fits(fleet.devices(newest))
     gpus = {
         gpu: key
-        for gpu, key in fleet.gpus_at(window.end_us - 1).items()
+        for gpu, key in fleet.gpus_at_end(newest).items()
         if question.selects(dict(zip(question.by, key, strict=True)))
     }
     power, unknown_limits = read_power(connection, window, gpus)
     total = _total(of_keys for _, of_keys in days)
+    # If neither an inventory nor usage has GPUs of a group in the last hour, there are none.
+    now |= {
+        key: dict.fromkeys(hours, 0.0)
+        for key, hours in total.items()
+        if fleet.without_namespace(key) not in now
+    }
+    # The labels of a group may be new since the start of the day.
+    total |= {key: dict.fromkeys(hours, 0.0) for key, hours in now.items() if key not in total}
     rows = [
         fleet.row(
             key,
@@ -284,7 +295,7 @@ class _Reader:
             key = values[: len(self._by)]
             hours = dict(zip(names, values[len(self._by) :], strict=True))
             of_gpus = {name: hours[name] for name in _OF_GPUS}
-            _add(found[day][self._without_namespace(key)], of_gpus)
+            _add(found[day][self.without_namespace(key)], of_gpus)
             _add(found[day][tuple(key)], {name: hours[name] for name in _OF_HOLDERS})
         days = []
         for part in days_in(window):
@@ -292,12 +303,13 @@ class _Reader:
             for stay, count in self._counts.items():
                 begin_us = max(stay.begin_us, part.begin_us)
                 if (length_us := min(stay.end_us, part.end_us) - begin_us) > 0:
-                    group = self._key(stay.node, stay.model, begin_us)
+                    group = self._key(stay.node, stay.model, part.begin_us)
                     _add(of_day[group], {"total": count * length_us / HOUR_US, "healthy": 0.0})
             days.append((part, dict(of_day)))
         return days
 
-    def _without_namespace(self, key: Sequence[str | None]) -> Key:
+    def without_namespace(self, key: Sequence[str | None]) -> Key:
+        """Return the group of the GPUs of which a group has a part."""
         return tuple(
             None if name == "namespace" else value
             for name, value in zip(self._by, key, strict=True)
@@ -323,12 +335,12 @@ class _Reader:
             for cluster, node, model, gpu, mig_profile, share, free in rows
         ]
 
-    def gpus_at(self, time_us: int) -> dict[tuple[Node, str], Key]:
-        """Return the group of each GPU that is in the fleet at a time, by node and UUID."""
+    def gpus_at_end(self, newest: Window) -> dict[tuple[Node, str], Key]:
+        """Return the group of each GPU in the fleet at the end of an hour, by node and UUID."""
         return {
-            (stay.node, stay.physical_gpu): self._key(stay.node, stay.model, time_us)
+            (stay.node, stay.physical_gpu): self._key(stay.node, stay.model, newest.begin_us)
             for stay in self._stays
-            if stay.begin_us <= time_us < stay.end_us
+            if stay.begin_us < newest.end_us <= stay.end_us
         }
 
 
@@ -396,10 +408,11 @@ REPORT: Final = Report(
         " allocatable if its allocation is also known, and it is not free on a cordoned node."
         " `Allocated` counts GPUs that are allocated to pods and jobs, `Used` the time in which"
         " their kernels run. The three columns from `Mean: allocated` on are means over the time"
-        " range. `Fit` to `Shares` count the pods that would fit now if all of them had the same"
-        " shape. Shapes are 1, 2, 4 or 8 whole GPUs of one node, MIG profiles, and shares of shared"
-        " GPUs. A GPU is free if it was free for the whole hour. The report ignores taints, CPU and"
-        " memory of nodes. " + ABOUT_POWER
+        " range, grouped by the labels of nodes at the start of each day. `Fit` to `Shares` count"
+        " the pods that would fit now if all of them had the same shape. Shapes are 1, 2, 4 or 8"
+        " whole GPUs of one node, MIG profiles, and shares of shared GPUs. A GPU is free if it was"
+        " free for the whole hour. The report ignores taints, CPU and memory of nodes. "
+        + ABOUT_POWER
     ),
     examples={
         "By model": "",

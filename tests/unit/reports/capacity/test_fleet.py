@@ -262,6 +262,91 @@ def test_a_deleted_node_has_no_gpus_and_a_later_one_counts_from_its_start(tmp_pa
     assert row["mean_total"] == (2 + 0.5 + 0.5) / 2
 
 
+def relabelled(path: Path, hours: Sequence[float]) -> str:
+    """Return two days of a node with a GPU in pool b, and one with two GPUs that moves to it.
+
+    The other node has a new label at each of some hours: `b`, `a`, `b` and so on.
+    """
+    of_gpus = (("GPU-a", "moved", None), ("GPU-b", "moved", "train"), ("GPU-c", "n", "serve"))
+
+    def usage(times: Sequence[int], length: int) -> list[Row]:
+        return [
+            allocated(time, pod, length * HOUR_NS, gpu=gpu, node=node)
+            for time in times
+            for gpu, node, pod in of_gpus
+        ]
+
+    versions = enumerate([-24, *hours])
+    return write_store(
+        path,
+        usage_hourly=usage(range(48), 1),
+        usage_daily=usage((0, 24), 24),
+        inventory=[
+            inventory_row(gpu, node=node, power_limit_milliwatts=700_000)
+            for gpu, node, _ in of_gpus
+        ],
+        nodes=[
+            node_row(node_pool="b"),
+            *(
+                node_row(hour=hour, node="moved", node_pool="ab"[at % 2], resource_version=str(at))
+                for at, hour in versions
+            ),
+        ],
+    )
+
+
+@pytest.mark.parametrize("relabelled_at", [(12,), (19.5,), (12, 15), (3, 30), (0, 24.5)])
+def test_each_column_of_all_pools_sums_up_to_the_fleet_however_nodes_are_relabelled(
+    tmp_path: Path, relabelled_at: Sequence[float]
+) -> None:
+    store = relabelled(tmp_path, relabelled_at)
+    names = [*FLEET, *(f"mean_{name}" for name in FLEET)]
+    names += [f"fits_{size}" for size in (1, 2, 4, 8)] + ["power_limit_watts"]
+    for hours in (20, 31):
+        for history in (None, "day"):
+            pools, fleet = (
+                answer_of(store, by, hours, history).rows for by in (("pool",), ("cluster",))
+            )
+            assert {row["day"] for row in pools} == {row["day"] for row in fleet}
+            for row in fleet:
+                of_day = [pool for pool in pools if pool["day"] == row["day"]]
+                sums = [sum(pool[name] or 0 for pool in of_day) for name in names]
+                # Means are rounded.
+                assert sums == pytest.approx([row[name] or 0 for name in names], abs=0.02)
+
+
+def test_now_has_the_labels_of_the_last_hour_and_a_pool_without_gpus_has_0(tmp_path: Path) -> None:
+    """At noon, a node moves from pool a to pool b."""
+    store = relabelled(tmp_path, (12,))
+    found = {row["pool"]: row for row in answer_of(store, ("pool",), 20).rows}
+    assert amounts(found["a"]) == (0,) * len(FLEET)
+    assert (found["a"]["mean_total"], found["a"]["fits_1"]) == (2, None)
+    assert amounts(found["b"]) == (3, 3, 3, 2, 0, 1)
+    assert (found["b"]["mean_total"], found["b"]["fits_1"]) == (1, 1)
+    nodes = {(row["pool"], row["node"]): row for row in answer_of(store, ("pool", "node"), 20).rows}
+    new = nodes["b", "moved"]
+    assert (new["total"], new["mean_total"], new["fits_1"]) == (2, 0, 1)
+
+
+def test_a_model_that_is_in_no_inventory_any_more_has_0_gpus_and_not_an_unknown_number(
+    tmp_path: Path,
+) -> None:
+    removed: dict[str, Any] = {"node": "old", "model": "A100"}
+    store = write_store(
+        tmp_path,
+        usage_hourly=[free(0, "GPU-a"), free(1, "GPU-a"), free(0, "GPU-b", **removed)],
+        inventory=[
+            *inventory("GPU-a"),
+            *inventory("GPU-b", **removed),
+            inventory_row(None, hour=1, node="old"),
+        ],
+    )
+    new, old = answer_of(store).rows
+    assert (new["model"], new["total"]) == ("H100", 1)
+    assert (old["model"], old["mean_total"]) == ("A100", 0.5)
+    assert [old[name] for name in FLEET] == [0] * len(FLEET)
+
+
 def test_a_short_run_on_a_whole_gpu_makes_no_shares(tmp_path: Path) -> None:
     run = allocated(0, "short", HOUR_NS // 4, allocated_minutes=(1 << 15) - 1)
     usage = [run, allocated(0, None, HOUR_NS * 3 // 4), free(0, "GPU-b")]
