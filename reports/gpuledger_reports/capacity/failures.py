@@ -86,22 +86,25 @@ def _cause(each: SeenIncident) -> str:
 
 
 class DeviceHour(NamedTuple):
-    """Bitmaps of the minutes of an hour in which a device was allocated, and used."""
+    """Bitmaps of the minutes of an hour in which a device was allocated, used, and free."""
 
     allocated: int
     used: int
+    free: int = 0
 
 
 def stalled_minutes(begin_us: int, end_us: int, hours: Mapping[int, DeviceHour]) -> int:
     """Return how long a device stayed allocated and unused after a failure, in minutes.
 
     Counting begins with the minute after the failure, and ends when the device is used or released,
-    or at `end_us`. The keys of `hours` are hours since 1970.
+    or at `end_us`. Minutes without a response or without samples do not count, but do not end it
+    either. The keys of `hours` are hours since 1970.
     """
-    first, end = begin_us // _MINUTE_US + 1, end_us // _MINUTE_US
-    for at in range(first, end):
+    stalled = 0
+    for at in range(begin_us // _MINUTE_US + 1, end_us // _MINUTE_US):
         hour, minute = divmod(at, _MINUTES)
-        found = hours.get(hour)
-        if found is None or not (found.allocated & ~found.used) >> minute & 1:
-            return at - first
-    return max(0, end - first)
+        if found := hours.get(hour):
+            if (found.used | found.free & ~found.allocated) >> minute & 1:
+                break
+            stalled += found.allocated >> minute & 1
+    return stalled

@@ -79,7 +79,8 @@ ORDER BY time_us
 _CORDONED_HOURS: Final = """
 SELECT cluster, node, gpu, sum(hours * device_fraction) FROM cordoned_hours GROUP BY ALL
 """
-# By device, because instances of a GPU may be used again at different times.
+# By device, because instances of a GPU may be used again at different times. In hours without
+# bitmaps, the device may have been used, so all of their minutes count as released.
 _STALLED: Final = f"""
 WITH failed AS (
     SELECT number, gpu, date_trunc('hour', make_timestamptz(begin_us)) AS since,
@@ -90,7 +91,11 @@ WITH failed AS (
 SELECT number, gpu_uuid, max(device_fraction), epoch_us(hour) // {HOUR_US},
     coalesce(bit_or(allocated_minutes) FILTER (allocated_job_id IS NOT NULL
         OR allocated_pod_state <> 'unknown'), 0),
-    coalesce(bit_or(used_minutes), 0), bool_or(category = 'idle' AND allocated_minutes IS NULL)
+    coalesce(bit_or(used_minutes), 0),
+    coalesce(bit_or(coalesce(allocated_minutes, -1)) FILTER (category = 'idle'
+        AND (allocated_minutes IS NULL OR
+            allocated_job_id IS NULL AND allocated_pod_state IS NULL)), 0),
+    bool_or(category = 'idle' AND allocated_minutes IS NULL)
 FROM usage_hourly_unnamed JOIN failed ON {_PHYSICAL_GPU} = gpu AND hour >= since AND hour < until
 WHERE device_fraction IS NOT NULL GROUP BY ALL
 """  # noqa: S608  # no user's text
@@ -303,10 +308,10 @@ def _stalled(
     ]
     devices: dict[tuple[int, str, float], dict[int, DeviceHour]] = defaultdict(dict)
     is_complete = True
-    for number, device, fraction, hour, allocated, used, is_unknown in connection.execute(
+    for number, device, fraction, hour, allocated, used, free, is_unknown in connection.execute(
         _STALLED, {"failures": orjson.dumps(given).decode()}
     ).fetchall():
-        devices[number, device, fraction][hour] = DeviceHour(allocated, used)
+        devices[number, device, fraction][hour] = DeviceHour(allocated, used, free)
         is_complete &= not is_unknown
     found = [0.0] * len(failures)
     for (number, _, fraction), hours in devices.items():

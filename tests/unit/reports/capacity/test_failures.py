@@ -12,6 +12,7 @@ from gpuledger_reports.capacity.failures import (
 MINUTE_US = 60_000_000
 HOUR_US = 60 * MINUTE_US
 WHOLE = (1 << 60) - 1
+UNTIL_40 = (1 << 40) - 1
 
 
 def seen(minute: int, kind: str = "xid", xid: int | None = None, gpu: str = "a") -> SeenIncident:
@@ -60,8 +61,14 @@ def test_each_failure_has_one_cause(kind: str, xid: int | None, cause: str) -> N
         # Used in the minute of the failure, but not later.
         ({0: DeviceHour(WHOLE, (1 << 11) - 1), 1: DeviceHour(WHOLE, 0)}, 49 + 60),
         # Released after half an hour.
-        ({0: DeviceHour((1 << 40) - 1, 0)}, 29),
+        ({0: DeviceHour(UNTIL_40, 0, WHOLE - UNTIL_40), 1: DeviceHour(WHOLE, 0)}, 29),
+        # For part of the last minute, it was already free.
+        ({0: DeviceHour(UNTIL_40, 0, WHOLE - UNTIL_40 // 2)}, 29),
         ({0: DeviceHour(WHOLE, 0), 1: DeviceHour(WHOLE, 1)}, 49),
+        # Without a response or without samples until the 40th minute, or for the rest of the hour.
+        ({0: DeviceHour(WHOLE - UNTIL_40, 0), 1: DeviceHour(WHOLE, 1)}, 20),
+        ({0: DeviceHour(UNTIL_40, 0), 1: DeviceHour(WHOLE, 0)}, 29 + 60),
+        ({1: DeviceHour(WHOLE, 0)}, 60),
     ],
 )
 def test_a_gpu_is_stalled_until_it_is_used_or_released(

@@ -152,6 +152,26 @@ def test_gpu_hours_are_lost_while_a_gpu_does_not_respond_and_until_it_is_used_ag
     assert ecc["gpus"] == lost["gpus"] == pytest.approx(5 / HOURS)
 
 
+def test_time_without_a_response_does_not_end_the_stall_after_a_failure(tmp_path: Path) -> None:
+    """A GPU is silent for ten minutes after XID 79, then unused for almost eight hours."""
+    silent, responding = (1 << 10) - 1, {"allocated_minutes": WHOLE, "used_minutes": 0}
+    usage: list[Row] = [
+        allocated(
+            0,
+            "train",
+            **{**responding, "allocated_minutes": WHOLE - silent},
+            unresponsive_ns=HOUR_NS // 6,
+        ),
+        *(allocated(hour, "train", **responding) for hour in range(1, 8)),
+        # Released.
+        allocated(8, None, **responding),
+        allocated(9, "next", **responding),
+    ]
+    (row,) = faults(tmp_path, [incident(0, xid=79)], usage).rows
+    assert row["unresponsive_gpu_hours"] == pytest.approx(1 / 6, abs=1e-3)
+    assert row["lost_gpu_hours"] == pytest.approx(8, abs=1e-3)
+
+
 def test_runs_that_end_with_a_failure_are_interrupted_once_and_services_are_not(
     tmp_path: Path,
 ) -> None:
