@@ -21,6 +21,7 @@ from gpuledger_reports.capacity.impossible import leave_out_impossible, notes_on
 from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, split_items
 from gpuledger_reports.pricing.periods import bill_window, parse_window
 from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
 from gpuledger_reports.reading.usage_sums import StoreReadError
 
@@ -133,6 +134,8 @@ def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnec
     if hidden := {*added} - {*report.columns}:
         rows = [{name: row[name] for name in row if name not in hidden} for row in rows]
     notes = [*_selection(question, is_empty=not rows), *found.notes]
+    if rows and report.has_money and question.policy == read_policy(None).policy:
+        notes.append("Costs are at built-in example prices; give a price file.")
     return Answer(rows=rows, notes=notes, is_found=found.is_found and bool(rows))
 
 

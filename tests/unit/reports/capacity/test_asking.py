@@ -22,6 +22,7 @@ from gpuledger_reports.capacity.report import (
     whole,
 )
 from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
 from tests.tables import for_each
 from tests.unit.reports.stores import BEGIN_US, allocated, node_row, write_store
@@ -131,6 +132,18 @@ def test_an_answer_has_at_most_the_requested_rows() -> None:
         found = answer(report(rows=5), asked({"top": "2"}), connection)
         assert ([row["count"] for row in found.rows], found.is_found) == ([0, 1], True)
         assert not answer(report(), asked({}), connection).is_found
+
+
+def test_costs_at_example_prices_are_labelled() -> None:
+    examples, own = read_policy(None).policy, BillPolicy()
+    costs = replace(report(rows=1), has_money=True)
+    with duckdb.connect() as connection:
+        labelled = [
+            (each.has_money, policy is examples)
+            for each, policy in product((costs, report(rows=1)), (examples, own))
+            if answer(each, replace(asked({}), policy=policy), connection).notes
+        ]
+    assert labelled == [(True, True)]
 
 
 def test_a_day_has_at_most_the_requested_rows_and_no_day_is_left_out() -> None:
