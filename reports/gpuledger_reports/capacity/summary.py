@@ -44,6 +44,8 @@ class Headline(NamedTuple):
     """Derives the number from the known values of the column: `sum`, `min` or `max`."""
     unknown: str = "unknown"
     """The note if no row has a value."""
+    within: tuple[str, str] | None = None
+    """Columns with the band outside which a value is not reliable, and left out."""
     is_optional: bool = False
     """Whether a row without a value adds nothing; otherwise its value is unknown."""
 
@@ -74,7 +76,12 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
         Headline("wait_p95_seconds", "Longest p95 of waits", "seconds", max),
     ),
     "forecast": (
-        Headline("expected", "Expected demand"),
+        Headline(
+            "expected",
+            "Expected demand",
+            unknown="unknown or unreliable",
+            within=("low_80", "high_80"),
+        ),
         Headline("full_days_p50", "First group full, P50", "days", min, "not within the horizon"),
     ),
     "faults": (
@@ -131,7 +138,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     ),
     "faults": Advice(
         "Repair {place}",
-        "{note}",
+        "up to this value, if interrupted runs lost all their work; {note}",
         saved=("lost_gpu_hours", "interrupted_gpu_hours"),
         reason="note",
         is_always_shown=True,
@@ -250,13 +257,14 @@ def _headlines(
     if not (found.rows and found.is_found):
         yield nothing | {"headline": report.codes[1]}
         return
-    for column, text, unit, of, unknown, is_optional in HEADLINES.get(report.name, ()):
+    for column, text, unit, of, unknown, within, is_optional in HEADLINES.get(report.name, ()):
         read = worth if unit == _MONEY else dict.__getitem__
         known = [
             (amount, row)
             for row in found.rows
             for amount in [read(row, column)]
             if amount is not None
+            and not (within and not row[within[0]] <= amount <= row[within[1]])
         ]
         value = of(amount for amount, _ in known) if known else None
         about = None if known else unknown
@@ -264,7 +272,7 @@ def _headlines(
             row = next(row for amount, row in known if amount == value)
             about = ", ".join(str(row[name]) for name in report.default_by.split(",") if row[name])
         elif known and not is_optional and (rest := len(found.rows) - len(known)):
-            about = f"unknown for {rest} of {len(found.rows)} rows, which are left out"
+            about = f"{unknown} for {rest} of {len(found.rows)} rows, which are left out"
         yield nothing | {
             "headline": text,
             "value": value and round(value, 2),

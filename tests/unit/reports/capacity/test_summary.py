@@ -78,12 +78,25 @@ def test_headlines_are_sums_or_the_worst_group_by_name() -> None:
 
 
 def test_a_sum_states_how_many_rows_it_leaves_out() -> None:
-    rows: list[Row] = [{"model": "L4", "expected": 1.0}, *[{"model": "H100"}] * 2]
-    found = {row["column"]: row for row in summary(report("forecast", rows)).rows}
-    assert (found["expected"]["value"], found["expected"]["about"]) == (
-        1.0,
-        "unknown for 2 of 3 rows, which are left out",
-    )
+    rows: list[Row] = [{"model": "L4", "stranded_gpus": 1.0}, *[{"model": "H100"}] * 2]
+    rows = [{"advice": None} | row for row in rows]
+    (found,) = summary(report("fragmentation", rows)).rows
+    assert (found["value"], found["about"]) == (1.0, "unknown for 2 of 3 rows, which are left out")
+
+
+def test_expected_demand_outside_its_band_is_left_out() -> None:
+    rows: list[Row] = [
+        {"expected": 1.0, "low_80": 0.5, "high_80": 1.0},
+        {"expected": 5.0, "low_80": 1.0, "high_80": 4.0},
+        {"expected": None, "low_80": None, "high_80": None},
+    ]
+    for of_rows, expected in (
+        (rows[:1], (1.0, None)),
+        (rows, (1.0, "unknown or unreliable for 2 of 3 rows, which are left out")),
+        (rows[1:], (None, "unknown or unreliable")),
+    ):
+        found = {row["column"]: row for row in summary(report("forecast", of_rows)).rows}
+        assert (found["expected"]["value"], found["expected"]["about"]) == expected
 
 
 def test_a_workload_without_a_recommendation_saves_nothing() -> None:
@@ -186,6 +199,7 @@ def test_faulty_nodes_are_shown_in_addition_to_the_three_actions_worth_most() ->
     ]
     found = summary(report("waste", waste), report("faults", faults))
     actions = [(row["headline"], row["value"]) for row in found.rows if row["action"]]
+    assert found.rows[-1]["about"].startswith("up to this value")
     assert actions[1:] == [
         ("2. Repair h100/slow", 20.0),
         ("3. Stop ns/b when it is idle", 9.0),
@@ -205,7 +219,8 @@ def test_without_prices_there_is_no_action() -> None:
 @pytest.mark.parametrize("name", [name for name in REPORTS if name != "summary"])
 def test_headlines_and_advice_name_columns_and_dimensions_that_the_report_has(name: str) -> None:
     report = REPORTS[name]
-    assert {headline.column for headline in HEADLINES[name]} <= report.columns.keys()
+    for headline in HEADLINES[name]:
+        assert {headline.column, *(headline.within or ())} <= report.columns.keys()
     if advice := ADVICE.get(name):
         named = set(re.findall(r"\{(\w+)", advice.action + advice.evidence)) - {"place"}
         assert named | {*advice.saved} <= report.columns.keys()
