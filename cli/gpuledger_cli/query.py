@@ -203,7 +203,13 @@ def print_rows(
     kept = [at for at in range(len(columns)) if at not in omitted]
     table = Table(
         *(
-            Column(Text(columns[at]), no_wrap=at not in wrapped, min_width=widths[at])
+            Column(
+                Text(columns[at]),
+                no_wrap=at not in wrapped,
+                min_width=widths[at],
+                # Without it, words that are longer than a line are cut.
+                overflow="fold",
+            )
             for at in kept
         ),
         safe_box=True,
