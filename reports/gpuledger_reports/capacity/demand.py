@@ -2,7 +2,8 @@
 
 Demand is the time of GPUs that is allocated to pods and jobs, in GPU-hours per hour: 1 is a whole
 GPU. A MIG instance counts as its fraction of the GPU. GPUs are counted by the time that samples
-cover. GPUs for which pods wait are demand, too; each pod counts toward the group of its node.
+cover and in which they respond, also on cordoned nodes. GPUs for which pods wait are demand, too;
+each pod counts toward the group of its node.
 
 A node without samples keeps the GPUs and the demand of its last hour while the inventory lists
 them. A node whose allocation is mostly unknown keeps the demand of its last known hour.
@@ -10,6 +11,7 @@ them. A node whose allocation is mostly unknown keeps the demand of its last kno
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import duckdb
@@ -28,7 +30,8 @@ _SUMS: Final = """(
                 allocated_job_id IS NOT NULL OR allocated_pod_state <> 'unknown'), 0) AS allocated,
             coalesce(sum(allocated_gpu_hours)
                 FILTER (allocated_pod_state = 'unknown'), 0) AS unknown,
-            coalesce(sum(allocated_gpu_hours), 0) AS present
+            coalesce(sum((allocated_ns - coalesce(unresponsive_ns, 0)) / 3.6e12 * device_fraction),
+                0) AS present
         FROM usage_hourly_unnamed
         WHERE category = 'idle'
             AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
@@ -103,7 +106,7 @@ class Demand:
     waiting: tuple[float, ...]
     """GPUs for which pods waited, in the same hours."""
     gpus: float
-    """The mean number of GPUs in the last day."""
+    """The mean number of GPUs in the last day; hours before the first one do not count."""
     filled_hours: int
     """Hours without samples of some GPUs, filled with the demand of the previous hour."""
     unknown_hours: float
@@ -164,8 +167,12 @@ class _Amounts(NamedTuple):
     allocated: float
     unknown: float
     present: float
+    """GPUs that respond."""
     filled: float
     """GPUs without samples."""
+
+
+_GONE: Final = _Amounts(0.0, 0.0, 0.0, 0.0)
 
 
 def _demand(
@@ -176,19 +183,17 @@ def _demand(
 ) -> Demand:
     first = min(hours)
     last = max(hours)
-    allocated: list[float] = []
+    series: list[_Amounts] = []
     for at in range(first, end):
-        found = hours.get(at)
         # Hours after the last sample of a group are not filled: its GPUs are gone.
-        allocated.append(found.allocated if found else 0.0 if at > last else allocated[-1])
+        series.append(hours.get(at) or (_GONE if at > last else series[-1]))
     tolerated = {at: (1 - _KNOWN_GPUS) * each.present for at, each in hours.items()}
     filled = sum(each.filled > tolerated[at] for at, each in hours.items())
-    last_day = [hours[at].present for at in range(end - _DAY, end) if at in hours]
     return Demand(
         key=key,
-        allocated=tuple(allocated),
+        allocated=tuple(each.allocated for each in series),
         waiting=tuple(waiting.get(at, 0.0) for at in range(first, end)),
-        gpus=sum(last_day) / len(last_day) if last_day else 0.0,
+        gpus=fmean(each.present for each in series[-_DAY:]),
         filled_hours=last + 1 - first - len(hours) + filled,
         unknown_hours=sum(each.unknown for each in hours.values()),
         known=tuple(

@@ -107,6 +107,38 @@ def test_a_group_that_has_gone_has_no_gpus_and_no_demand() -> None:
     assert last.allocated == (2,) * 20 + (0.0,) * 40
 
 
+def test_gpus_are_the_mean_of_the_last_day_since_the_first_hour_of_the_group() -> None:
+    kept = hours("kept", *[(at, 1) for at in range(60)])
+    gone = hours("gone", *[(at, 2) for at in range(57)])
+    new = hours("new", *[(at, 0) for at in range(57, 60)])
+    found = find_demand(sorted([*kept, *gone, *new]), {})
+    assert {demand.key: demand.gpus for demand in found} == {
+        ("kept",): 2.0,
+        ("new",): 2.0,
+        ("gone",): 2.0 * 21 / 24,
+    }
+
+
+def test_a_gpu_that_does_not_respond_does_not_count_and_one_on_a_cordoned_node_does(
+    tmp_path: Path,
+) -> None:
+    usage = [
+        row
+        for hour in range(4)
+        for row in (
+            allocated(hour, None),
+            allocated(hour, "train", gpu="GPU-b", unresponsive_ns=HOUR_NS),
+            allocated(hour, None, gpu="GPU-c", unresponsive_ns=HOUR_NS // 4),
+        )
+    ]
+    nodes = [node_row(unschedulable=True)]
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(tmp_path, usage_hourly=usage, nodes=nodes))
+        (found,) = read_demand(connection, ("pool",), window=WINDOW, waiting={})
+    assert (found.gpus, found.allocated) == (1.75, (1.0, 1.0))
+    assert found.known == (True, True)
+
+
 def test_waiting_pods_count_to_the_gpus_of_their_node_or_of_pods_like_them(tmp_path: Path) -> None:
     nodes = {"a": ("H100", "train"), "b": ("L4", "serve")}
 
