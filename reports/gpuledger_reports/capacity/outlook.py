@@ -134,16 +134,16 @@ def parse_added(text: str, name: str) -> list[tuple[str, str, float]]:
     """Return numbers of GPUs, each with the dimension and value of its row, or with empty texts."""
     found = []
     for item in split_items(text):
-        row, _, amount = item.rpartition(":")
+        row, _, amounts = item.rpartition(":")
         key, equals, value = row.partition("=")
         try:
-            gpus = float(amount)
+            first, *others = map(float, amounts.split(","))
         except ValueError:
-            gpus = math.nan
-        if not math.isfinite(gpus) or (row and not equals):
+            first, others = math.nan, []
+        if not all(map(math.isfinite, (first, *others))) or (row and not equals):
             problem = f"invalid value {shorten(item, 40)!r}; give a number, or KEY=VALUE:NUMBER"
             raise ArgumentError(name, problem)
-        found.append((key.strip(), value, gpus))
+        found += [(key.strip(), value, first), *(("", "", gpus) for gpus in others)]
     return found
 
 

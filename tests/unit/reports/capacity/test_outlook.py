@@ -74,6 +74,9 @@ TRAINING, SERVING, OTHER = ("training", "H100"), ("serving", "H100"), ("serving"
         ("pool=training:-1, pool=serving:1", [TRAINING, SERVING], {TRAINING: -1, SERVING: 1}),
         ("model=:2,model=:1", [SERVING, OTHER], {OTHER: 3}),
         ("64", [], {}),
+        ("64,-32", [TRAINING], {TRAINING: 32}),
+        ("1,pool=training:64,-32", [TRAINING], {TRAINING: 33}),
+        ("pool=a, b:64", [("a, b", None)], {("a, b", None): 64}),
     ],
 )
 def test_gpus_are_added_to_the_row_that_is_named_or_to_the_only_one(
@@ -86,6 +89,8 @@ def test_gpus_are_added_to_the_row_that_is_named_or_to_the_only_one(
     "text, message",
     [
         ("nan", "added: invalid value 'nan'; give a number, or KEY=VALUE:NUMBER"),
+        ("64,", "added: invalid value '64,'; give a number, or KEY=VALUE:NUMBER"),
+        ("pool=serving:1,64", "added: 1 GPUs match 2 of 3 rows; select"),
         ("pool=training", "added: invalid value 'pool=training'; give a number, or"),
         ("training:64", "added: invalid value 'training:64'; give a number, or"),
         ("node=a:64", "added: rows have no node; add it to `by`"),
