@@ -180,7 +180,12 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     is_included = question.options["waiting"] == _INCLUDED
     waiting = read_waiting(connection, by, window=window) if is_included else {}
     found = read_demand(connection, by, window=window, waiting=waiting)
-    groups = [group for group in found if question.selects(dict(zip(by, group.key, strict=True)))]
+    groups = [
+        group
+        for group in found
+        if question.selects(dict(zip(by, group.key, strict=True)))
+        and any((group.gpus, *group.allocated[-DAY:], *group.waiting[-DAY:]))
+    ]
     days = question.options["horizon"] or default_days(groups)
     added = find_added(by, [group.key for group in groups], question.options["added"] or ())
     rows = [
@@ -235,7 +240,8 @@ REPORT: Final = Report(
         " demand and bands are means over the last seven days of the horizon. `Full in days` is"
         " when demand reaches the number of GPUs in the last day: for P10, one in ten possible"
         " futures is full by then. `Error` is the mean absolute error of past forecasts in GPUs,"
-        " and `Coverage` the share of hours that lay within past 80 % bands."
+        " and `Coverage` the share of hours that lay within past 80 % bands. A group has no row"
+        " without GPUs and demand in the last day."
     ),
     examples={
         "The next weeks, by model": "",

@@ -1,20 +1,28 @@
 """The row of a group: its forecast, compared with its GPUs."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import duckdb
 import pytest
 
 from gpuledger.errors import ArgumentError
+from gpuledger.store.views import create_views
 from gpuledger_reports.capacity.demand import Demand
 from gpuledger_reports.capacity.forecasting import DAY, WEEK
 from gpuledger_reports.capacity.outlook import (
     COLUMNS,
+    REPORT,
     default_days,
     find_added,
     find_outlook,
     parse_added,
 )
+from gpuledger_reports.capacity.report import Question
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.reading.times import Window
 from tests.tables import for_each
+from tests.unit.reports.stores import BEGIN_US, HOUR_US, allocated, node_row, write_store
 
 WEEKS = 12
 FULL = ("full_days_p10", "full_days_p50", "full_days_p90")
@@ -147,3 +155,21 @@ def test_a_note_counts_the_hours_of_unknown_allocation() -> None:
     assert found["note"] == "336 hours of unknown allocation"
     assert found["history_days"] == (WEEKS - 2) * 7
     assert found["expected"] == 4.0
+
+
+def test_a_pool_that_has_been_gone_for_a_day_has_no_row(tmp_path: Path) -> None:
+    usage = [allocated(hour, "train") for hour in range(60)]
+    nodes = [node_row()]
+    for name, hours in {"gone": 36, "going": 37}.items():
+        usage += [allocated(hour, "serve", gpu=f"GPU-{name}", node=name) for hour in range(hours)]
+        nodes.append(node_row(node=name, node_pool=name))
+    question = Question(
+        window=Window(BEGIN_US, BEGIN_US + 60 * HOUR_US),
+        by=("pool",),
+        policy=BillPolicy(),
+        options=REPORT.parse_options({}),
+    )
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(tmp_path, usage_hourly=usage, nodes=nodes))
+        rows = REPORT.read(connection, question).rows
+    assert {row["pool"]: row["gpus"] for row in rows} == {None: 1.0, "going": round(1 / 24, 2)}
