@@ -236,7 +236,7 @@ def _band(tests: list[list[float]], expected: list[float], nominal: float) -> Ba
         limits, covered_that_day = _walk(days, delay=begin // DAY + 1, nominal=nominal)
         part = expected[begin : begin + DAY]
         low += [max(0.0, value + limits[0]) for value in part]
-        high += [value + limits[1] for value in part]
+        high += [max(0.0, value + limits[1]) for value in part]
         covered += covered_that_day[-_MEASURED_DAYS:]
     return Band(nominal, fmean(covered), tuple(low), tuple(high))
 

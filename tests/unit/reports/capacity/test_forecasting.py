@@ -97,9 +97,16 @@ def test_bands_contain_each_other_and_no_demand_is_negative(data: st.DataObject)
     found = forecast(series, WEEK)
     narrow, wide = found.bands
     assert all(value >= 0.0 for value in (*found.expected, *narrow.low, *wide.low))
-    assert all(high >= low for low, high in zip(narrow.low, narrow.high, strict=True))
+    for band in found.bands:
+        assert all(high >= low for low, high in zip(band.low, band.high, strict=True))
     assert len(found.expected) == len(narrow.low) == len(wide.high) == WEEK
     assert 0.0 <= narrow.measured <= 1.0
+
+
+def test_no_limit_is_negative_if_demand_falls_faster_and_faster() -> None:
+    found = forecast([1.0 - (hour / SHORTEST) ** 3 for hour in range(SHORTEST)], WEEK)
+    for band in found.bands:
+        assert all(0.0 <= low <= high for low, high in zip(band.low, band.high, strict=True))
 
 
 @for_each("horizon", [DAY, WEEK, 90 * DAY])
