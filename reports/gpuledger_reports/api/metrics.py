@@ -91,7 +91,7 @@ CAPACITY_UNMET_GPUS: Final = Gauge(
 CAPACITY_EXPECTED_GPUS: Final = Gauge(
     "gpuledger_reports_capacity_expected_gpus",
     "Mean expected demand in GPUs over the last seven of the next 28 days, or of 14 or 7 days while"
-    " the history is shorter than 55 days.",
+    " the history is shorter than 84 days.",
     _GROUP,
 )
 CAPACITY_FULL_DAYS: Final = Gauge(

@@ -39,6 +39,8 @@ _TRAINING: Final = 2 * WEEK
 """Hours before the first forecast of a backtest."""
 _ORIGINS: Final = 14
 """The minimum number of past forecasts whose whole horizon is known."""
+_HORIZONS: Final = 3
+"""The minimum history in horizons. Past forecasts that overlap have about the same errors."""
 _FADING: Final = 2 * WEEK
 _TREND: Final = 8 * WEEK
 """Hours from which a trend is estimated."""
@@ -61,7 +63,7 @@ class Band:
     nominal: float
     """Share of hours that should lie within the limits, such as 0.8."""
     measured: float
-    """Share of hours that lay within the limits of past forecasts, in the last eight weeks."""
+    """Share of hours within the limits of past forecasts, of their last week, in eight weeks."""
     low: tuple[float, ...]
     high: tuple[float, ...]
 
@@ -97,7 +99,7 @@ class Forecast:
 
 def hours_needed(horizon: int) -> int:
     """Return the minimum length of a series for a forecast of `horizon` hours."""
-    return _TRAINING + (_ORIGINS - 1) * DAY + horizon
+    return max(_TRAINING + (_ORIGINS - 1) * DAY + horizon, _HORIZONS * horizon)
 
 
 def forecast(
@@ -237,7 +239,8 @@ def _band(tests: list[list[float]], expected: list[float], nominal: float) -> Ba
         part = expected[begin : begin + DAY]
         low += [max(0.0, value + limits[0]) for value in part]
         high += [max(0.0, value + limits[1]) for value in part]
-        covered += covered_that_day[-_MEASURED_DAYS:]
+        if begin >= len(expected) - WEEK:
+            covered += covered_that_day[-_MEASURED_DAYS:]
     return Band(nominal, fmean(covered), tuple(low), tuple(high))
 
 

@@ -32,6 +32,8 @@ _DAYS: Final = (28, 14, 7)
 """The default horizons, the best first."""
 _FULL_TOLERANCE_GPUS: Final = 0.01
 """Number of free GPUs up to which a group still counts as full."""
+_RELIABLE_COVERAGE: Final = 0.5
+"""Coverage of the 80 % band below which a note warns. Past bands had less history than this one."""
 COLUMNS: Final[Mapping[str, str]] = {
     "history_days": "",
     "gpus": "GPUs",
@@ -98,6 +100,10 @@ def find_outlook(
         found |= _of_forecast(made, gpus)
         if not found["low_80"] <= found["expected"] <= found["high_80"]:
             notes.append("past forecasts were too low or too high; rely on the band")
+        if (covered := made.bands[0].measured) < _RELIABLE_COVERAGE:
+            notes.append(
+                f"the band may be too narrow: past bands contained {100 * covered:.0f} % of hours"
+            )
     found["note"] = "; ".join(notes) or None
     return found
 
@@ -240,8 +246,8 @@ REPORT: Final = Report(
         " demand and bands are means over the last seven days of the horizon. `Full in days` is"
         " when demand reaches the number of GPUs in the last day: for P10, one in ten possible"
         " futures is full by then. `Error` is the mean absolute error of past forecasts in GPUs,"
-        " and `Coverage` the share of hours that lay within past 80 % bands. A group has no row"
-        " without GPUs and demand in the last day."
+        " and `Coverage` the share of hours in past 80 % bands, in the same seven days. A group has"
+        " no row without GPUs and demand in the last day."
     ),
     examples={
         "The next weeks, by model": "",
@@ -263,8 +269,8 @@ REPORT: Final = Report(
     default_window=None,
     options={
         "horizon": Option(
-            help="How far to forecast; the history must be 27 days longer. The default is 28d, or"
-            " 14d or 7d with less history. Duration: 7d or 2w.",
+            help="How far to forecast: at most a third of the history, and 27 days less. The"
+            " default is 28d, 14d or 7d. Duration: 7d or 2w.",
             parse=whole(maximum=366),
         ),
         "added": Option(

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import random
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
@@ -109,7 +110,39 @@ def test_no_limit_is_negative_if_demand_falls_faster_and_faster() -> None:
         assert all(0.0 <= low <= high for low, high in zip(band.low, band.high, strict=True))
 
 
-@for_each("horizon", [DAY, WEEK, 90 * DAY])
+def walk(seed: int, hours: int) -> list[float]:
+    """Return a demand that changes at random, independently of its level."""
+    drawn = random.Random(seed)  # noqa: S311  # not for secrets
+    return list(accumulate((drawn.gauss(0.0, 5.0) for _ in range(hours)), initial=1_000.0))[1:]
+
+
+def test_four_weeks_ahead_bands_hold_after_the_shortest_history() -> None:
+    """About seven of ten weeks are within their bands, also of a demand without a pattern."""
+    horizon = 4 * WEEK
+    length = hours_needed(horizon) + horizon
+    spot = read_trace("spot")
+    starts = range(0, len(spot) - length + 1, 2 * WEEK)
+    held: dict[str, list[bool]] = {"spot": [], "walk": []}
+    for name, series in (
+        *(("spot", spot[start : start + length]) for start in starts),
+        *(("walk", walk(seed, length)) for seed in range(10)),
+    ):
+        band = forecast(series[:-horizon], horizon).bands[0]
+        low, actual, high = (fmean(each[-WEEK:]) for each in (band.low, series, band.high))
+        held[name].append(low <= actual <= high)
+    assert fmean(held["spot"]) >= 0.7
+    assert fmean(held["walk"]) >= 0.6
+
+
+def test_the_coverage_is_that_of_the_last_week_of_the_horizon() -> None:
+    """Random changes add up, so the first weeks of past horizons were within their bands."""
+    series = walk(1, hours_needed(4 * WEEK))
+    near, far = (forecast(series, horizon).bands[0].measured for horizon in (WEEK, 4 * WEEK))
+    assert near >= 0.7
+    assert far <= 0.1
+
+
+@for_each("horizon", [DAY, WEEK, 14 * DAY, 90 * DAY])
 def test_the_shortest_history_is_enough_and_an_hour_less_is_refused(horizon: int) -> None:
     history = [float(hour % DAY) for hour in range(hours_needed(horizon))]
     assert len(forecast(history, horizon).expected) == horizon

@@ -113,11 +113,14 @@ def test_gpus_are_never_added_to_several_rows(text: str, message: str) -> None:
     assert str(raised.value).startswith(message)
 
 
-def test_a_note_names_an_expected_demand_outside_its_band() -> None:
+def test_a_note_names_an_expected_demand_outside_its_band_and_a_band_that_did_not_hold() -> None:
     growing = demand([(hour / WEEK) ** 3 for hour in range(WEEKS * WEEK)], gpus=9999.0)
     found = find_outlook(growing, ("cluster", "model"), days=7)
     assert found["expected"] < found["low_80"]
-    assert found["note"] == "past forecasts were too low or too high; rely on the band"
+    assert found["note"] == (
+        "past forecasts were too low or too high; rely on the band; "
+        "the band may be too narrow: past bands contained 34 % of hours"
+    )
 
 
 def test_a_short_history_is_not_forecast_and_the_note_states_what_is_needed() -> None:
@@ -127,7 +130,7 @@ def test_a_short_history_is_not_forecast_and_the_note_states_what_is_needed() ->
     assert found["method"] is found["expected"] is found["full_days_p50"] is None
 
 
-@for_each("history, days", [([9, 55], 28), ([54, 3], 14), ([41], 14), ([40], 7), ([1], 7), ([], 7)])
+@for_each("history, days", [([9, 84], 28), ([83, 3], 14), ([42], 14), ([41], 7), ([1], 7), ([], 7)])
 def test_the_default_horizon_is_the_longest_that_a_group_allows(
     history: list[int], days: int
 ) -> None:
