@@ -62,6 +62,7 @@ from gpuledger_cli.doctor.verdicts import (
     Verdict,
     exit_code,
     problem,
+    run_check,
     run_checks,
     skipped,
     unknown,
@@ -159,6 +160,11 @@ class Plan:
     """Checks to leave out."""
     deadline_seconds: float = 20.0
 
+    @property
+    def request_seconds(self) -> float:
+        """Timeout of a request, which ends before its check, because its error names the cause."""
+        return self.deadline_seconds * 0.8
+
 
 @app.default
 def doctor(
@@ -231,7 +237,7 @@ async def examine(settings: KafkaSettings, plan: Plan) -> list[Finding]:
     """Run all checks and return their findings."""
     on_node = await _node_checks(plan) if plan.on_node else {}
     async with open_http(
-        headers={"User-Agent": f"gpuledger/{__version__}"}, timeout_seconds=plan.deadline_seconds
+        headers={"User-Agent": f"gpuledger/{__version__}"}, timeout_seconds=plan.request_seconds
     ) as http:
         others: dict[str, Check] = {
             "components": partial(check_components, http, plan.urls),
@@ -249,8 +255,7 @@ async def _run(checks: Mapping[str, Check], plan: Plan) -> list[Finding]:
 
 
 async def _examine_kafka(settings: KafkaSettings, plan: Plan) -> list[Finding]:
-    # A request must time out before its check does, because its error names the cause.
-    timeout_seconds = min(settings.request_timeout_seconds, plan.deadline_seconds * 0.8)
+    timeout_seconds = min(settings.request_timeout_seconds, plan.request_seconds)
     settings = msgspec.structs.replace(settings, request_timeout_seconds=timeout_seconds)
     async with AsyncExitStack() as stack:
         return await _run(await _connect(stack, settings, plan), plan)
@@ -324,12 +329,20 @@ async def _check_receivers(plan: Plan) -> list[Verdict]:
         argv=_config_argument(plan),
         ignores_other_sections=True,
     )
-    verdicts: list[Verdict] = []
-    if "remote_write" in plan.receivers:
-        verdicts += await check_remote_write(settings.remote_write)
-    if "alerts" in plan.receivers:
-        verdicts += await check_alertmanagers(settings.alerts)
-    return verdicts
+    seconds = plan.request_seconds
+    checks: dict[str, Check] = {
+        "remote_write": partial(check_remote_write, settings.remote_write, seconds=seconds),
+        "alerts": partial(check_alertmanagers, settings.alerts, seconds=seconds),
+    }
+    # Each runs separately, so that invalid credentials of one do not hide the result of another.
+    results = await asyncio.gather(
+        *(
+            run_check(check, deadline_seconds=plan.deadline_seconds)
+            for name, check in checks.items()
+            if name in plan.receivers
+        )
+    )
+    return [verdict for verdicts in results for verdict in verdicts]
 
 
 async def _node_checks(plan: Plan) -> Mapping[str, Check]:

@@ -26,7 +26,10 @@ from gpuledger_sinks.remote_write.write_client import open_client
 from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
 
 _MAX_BYTES: Final = 1024 * 1024
-_RECEIVER_ACTION: Final = "Correct the address or the credentials in the sink's settings."
+_RECEIVER_ACTION: Final = (
+    "Correct the setting that the finding names. If it names none, check the address, and the"
+    " receiver's log and limits."
+)
 
 
 class ReportedCheck(msgspec.Struct, frozen=True):
@@ -89,13 +92,14 @@ class _NoSamples:
         return encode_request(version, ())
 
 
-async def check_remote_write(settings: RemoteWriteSettings) -> list[Verdict]:
+async def check_remote_write(settings: RemoteWriteSettings, *, seconds: float) -> list[Verdict]:
     """Send a write request without samples, with the sink's client."""
     async with open_client(settings) as client:
-        return [await _judge_receiver(settings.url, partial(client.write, _NoSamples(), attempt=0))]
+        send = partial(client.write, _NoSamples(), attempt=0)
+        return [await _judge_receiver(settings.url, send, seconds=seconds)]
 
 
-async def check_alertmanagers(settings: AlertsSettings) -> list[Verdict]:
+async def check_alertmanagers(settings: AlertsSettings, *, seconds: float) -> list[Verdict]:
     """Post an empty list of alerts to each Alertmanager, with the sink's client."""
     credentials = watch_credentials(settings, section=NAME, readiness=Readiness())
     async with open_http(
@@ -105,13 +109,21 @@ async def check_alertmanagers(settings: AlertsSettings) -> list[Verdict]:
             AlertmanagerClient(http=http, url=url, credentials=credentials) for url in settings.urls
         ]
         return await asyncio.gather(
-            *(_judge_receiver(client.url, partial(client.post, ())) for client in clients)
+            *(
+                _judge_receiver(client.url, partial(client.post, ()), seconds=seconds)
+                for client in clients
+            )
         )
 
 
-async def _judge_receiver(url: str, send: Callable[[], Awaitable[object]]) -> Verdict:
+async def _judge_receiver(
+    url: str, send: Callable[[], Awaitable[object]], *, seconds: float
+) -> Verdict:
     try:
-        await send()
+        async with asyncio.timeout(seconds):
+            await send()
+    except TimeoutError:
+        return problem(f"{shown_url(url)}: no answer within {seconds:g} s", _RECEIVER_ACTION)
     except (ReceiverUnavailableError, RejectedError) as error:
         return problem(str(error), _RECEIVER_ACTION)
     return ok(f"{shown_url(url)} accepts requests")

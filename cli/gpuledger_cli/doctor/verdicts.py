@@ -72,7 +72,7 @@ async def run_checks(
     """Run the checks at the same time, and return their findings in the order of the checks."""
     wanted = {name: check for name, check in checks.items() if name not in left_out}
     done = await asyncio.gather(
-        *(_run(check, deadline_seconds=deadline_seconds) for check in wanted.values())
+        *(run_check(check, deadline_seconds=deadline_seconds) for check in wanted.values())
     )
     by_name = dict(zip(wanted, done, strict=True))
     return [
@@ -82,7 +82,8 @@ async def run_checks(
     ]
 
 
-async def _run(check: Check, *, deadline_seconds: float) -> Sequence[Verdict]:
+async def run_check(check: Check, *, deadline_seconds: float) -> Sequence[Verdict]:
+    """Return the verdicts of a check; `unknown` if it fails or does not end before its deadline."""
     try:
         async with asyncio.timeout(deadline_seconds):
             return await check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +29,7 @@ from gpuledger_cli.doctor.node_checks import (
 from gpuledger_cli.doctor.verdicts import Status
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 SETTINGS = AgentSettings(source="simulated", kubelet=KubeletSettings(enabled=True))
@@ -132,6 +135,72 @@ async def test_the_failed_checks_of_each_component_are_problems() -> None:
     assert "check delivery (critical): the broker is unavailable" in found[1].finding
     (none,) = await check_components(cast("HttpClient", pages), ())
     assert none.status is Status.SKIPPED
+
+
+@asynccontextmanager
+async def listening(answer: bytes) -> AsyncIterator[str]:
+    """Serve an answer to each request on a local address; silent if it is empty."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if not answer:
+            await reader.read()  # until the client closes the connection
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def test_a_silent_address_is_a_problem_with_its_name_and_hides_no_other(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "sink.yaml"
+    async with listening(b"") as silent, listening(b"HTTP/1.1 204 No Content\r\n\r\n") as fine:
+        settings = {"remote_write": {"url": silent}, "alerts": {"urls": [fine, silent]}}
+        config.write_bytes(orjson.dumps(settings))
+        plan = Plan(
+            urls=(silent, fine),
+            receivers=("remote_write", "alerts"),
+            config=config,
+            left_out=frozenset({"brokers"}),
+            deadline_seconds=1.0,
+        )
+        findings = await examine(KafkaSettings(), plan)
+
+    found = [one for one in findings if one.check in {"components", "receivers"}]
+    assert [(one.status, silent in one.finding, fine in one.finding) for one in found] == [
+        (Status.PROBLEM, True, False),
+        (Status.UNKNOWN, False, True),  # without the checks of a component
+        (Status.PROBLEM, True, False),
+        (Status.OK, False, True),
+        (Status.PROBLEM, True, False),
+    ]
+
+
+async def test_a_receiver_whose_settings_cannot_be_used_hides_no_other(tmp_path: Path) -> None:
+    config = tmp_path / "sink.yaml"
+    async with listening(b"HTTP/1.1 500 Broken\r\n\r\n") as broken:
+        settings = {
+            "remote_write": {"ca_file": str(tmp_path / "absent.pem")},
+            "alerts": {"urls": [broken]},
+        }
+        config.write_bytes(orjson.dumps(settings))
+        findings = await examine(
+            KafkaSettings(),
+            Plan(
+                receivers=("remote_write", "alerts"), config=config, left_out=frozenset({"brokers"})
+            ),
+        )
+
+    unusable, refusing = [one for one in findings if one.check == "receivers"]
+    assert (unusable.status, refusing.status) == (Status.UNKNOWN, Status.PROBLEM)
+    assert "absent.pem" in unusable.finding
+    assert "500" in refusing.finding
+    assert "log and limits" in refusing.action
 
 
 async def test_settings_that_cannot_be_used_are_one_finding_and_other_checks_still_run(
