@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 from typing import Annotated, Final, Literal
 
@@ -69,27 +69,39 @@ def inspect_gpus(
     """Show the allocations and the current use of each node's GPUs."""
     since_ms = time.time_ns() // NS_PER_MS - LOOKBACK_SECONDS * 1000
     events = asyncio.run(read_newest(KafkaBus(kafka.settings()), since_ms=since_ms))
-    shown = [
-        node for node in map(node_of, events) if is_selected(node, nodes=nodes, cluster=cluster)
-    ]
+    found = [*map(node_of, events)]
+    shown = [node for node in found if is_selected(node, nodes=nodes, cluster=cluster)]
     if format == "json":
         sys.stdout.write(f"{json.dumps({'nodes': as_objects(shown)})}\n")
     elif shown:
         for line in (detail_lines if details else summary_lines)(shown):
             sys.stdout.write(f"{line}\n")
-    if not shown:
-        sys.stderr.write(
-            f"gpuledger: no event of the last {LOOKBACK_SECONDS} s matches; check the agents and"
-            " the join with `gpuledger watermarks --component join`\n"
+    for line in explain_absent(found, nodes=nodes, cluster=cluster):
+        sys.stderr.write(f"gpuledger: {line}\n")
+    return 0 if shown else NOTHING
+
+
+def explain_absent(
+    found: Sequence[Node], *, nodes: Sequence[str], cluster: str | None
+) -> Iterator[str]:
+    """Yield the reason why the result lacks nodes; nothing if each name has a node."""
+    recent = f"no event of the last {LOOKBACK_SECONDS} s"
+    if not found:
+        yield (
+            f"{recent}; check the agents and the join with `gpuledger watermarks --component join`"
         )
-        return NOTHING
-    return 0
+        return
+    names: Sequence[Sequence[str]] = [[name] for name in nodes] or [[]]
+    for name in names:
+        if not any(is_selected(node, nodes=name, cluster=cluster) for node in found):
+            selected = [*name, *([f"cluster {cluster}"] if cluster else [])]
+            yield f"{recent} of {' in '.join(selected)}; `gpuledger inspect` shows all nodes"
 
 
 def is_selected(node: Node, *, nodes: Sequence[str], cluster: str | None) -> bool:
-    """Return whether the options select a node, by its name or by the name in tables."""
+    """Return whether the options select a node, by its name or with its cluster."""
     return cluster in {None, node.cluster} and (
-        not nodes or node.node in nodes or node.name in nodes
+        not nodes or node.node in nodes or node_key(node) in nodes
     )
 
 

@@ -1,7 +1,7 @@
 """`gpuledger inspect`: each node's newest event, as the tables of `kubectl inspect cgpu`."""
 
 from gpuledger.records import Category, PodState
-from gpuledger_cli.inspection.inspect_command import is_selected, read_newest
+from gpuledger_cli.inspection.inspect_command import explain_absent, is_selected, read_newest
 from gpuledger_cli.inspection.shares import as_objects, detail_lines, node_of, summary_lines
 from tests.tables import for_each
 from tests.unit.sinks.builders import (
@@ -144,11 +144,12 @@ def test_a_gpu_that_does_not_respond_has_shares_without_memory() -> None:
         ([], None, ["node-a", "eu/node-a"]),
         (["node-a"], None, ["node-a", "eu/node-a"]),
         (["eu/node-a"], None, ["eu/node-a"]),
+        (["default/node-a"], None, ["node-a"]),
         (["node-a"], "eu", ["eu/node-a"]),
         (["node-b"], None, []),
     ],
 )
-def test_a_node_is_selected_by_its_name_or_by_the_name_in_the_table(
+def test_a_node_is_selected_by_its_name_or_with_its_cluster(
     nodes: list[str], cluster: str | None, selected: list[str]
 ) -> None:
     both = [node_of(event()), node_of(event(cluster="eu"))]
@@ -156,6 +157,28 @@ def test_a_node_is_selected_by_its_name_or_by_the_name_in_the_table(
     assert [
         node.name for node in both if is_selected(node, nodes=nodes, cluster=cluster)
     ] == selected
+
+
+@for_each(
+    "nodes,cluster,absent",
+    [
+        ([], None, []),
+        (["node-a", "default/node-a"], None, []),
+        (["node-a", "nosuch"], None, ["nosuch"]),
+        (["node-a", "eu/node-a"], None, ["eu/node-a"]),
+        (["node-a"], "eu", ["node-a in cluster eu"]),
+        ([], "eu", ["cluster eu"]),
+    ],
+)
+def test_each_name_without_a_node_is_reported_and_only_without_any_node_the_agents(
+    nodes: list[str], cluster: str | None, absent: list[str]
+) -> None:
+    lines = explain_absent([node_of(event())], nodes=nodes, cluster=cluster)
+    assert [line.partition(";")[0] for line in lines] == [
+        f"no event of the last 30 s of {name}" for name in absent
+    ]
+    (line,) = explain_absent([], nodes=nodes, cluster=cluster)
+    assert "check the agents and the join" in line
 
 
 async def test_the_newest_event_of_each_node_counts_even_among_unreadable_records() -> None:
