@@ -5,13 +5,13 @@ as booleans: kafka (connects to it), store (uses it), writable (writes to it), p
 */}}
 {{- define "gpuledger.container" -}}
 {{- $fullname := include "gpuledger.fullname" .root -}}
-{{- $variables := list -}}
-{{- if .kafka }}{{ $variables = append $variables (include "gpuledger.kafkaUser" .) }}{{ end -}}
-{{- if .store }}{{ $variables = append $variables (include "gpuledger.storeVariables" .root) }}{{ end -}}
-{{- with .env }}{{ $variables = append $variables (toYaml .) }}{{ end -}}
-{{- if .port }}{{ $variables = append $variables (include "gpuledger.webConfigVariable" .root) }}{{ end -}}
-{{- with .values.extraEnv }}{{ $variables = append $variables (toYaml .) }}{{ end -}}
-{{- $variables = without $variables "" -}}
+{{- $chart := list -}}
+{{- if .kafka }}{{ $chart = append $chart (include "gpuledger.kafkaUser" .) }}{{ end -}}
+{{- if .store }}{{ $chart = append $chart (include "gpuledger.storeVariables" .root) }}{{ end -}}
+{{- with .env }}{{ $chart = append $chart (toYaml .) }}{{ end -}}
+{{- if .port }}{{ $chart = append $chart (include "gpuledger.webConfigVariable" .root | trim) }}{{ end -}}
+{{- $chart = without $chart "" | join "\n" -}}
+{{- $variables := include "gpuledger.variables" (dict "component" .component "chart" $chart "extraEnv" .values.extraEnv) -}}
 {{- $secret := empty .store | ternary "" (include "gpuledger.storeSecret" .root) -}}
 - name: {{ .component }}
   {{- include "gpuledger.imageOf" . | nindent 2 }}
@@ -29,7 +29,7 @@ as booleans: kafka (connects to it), store (uses it), writable (writes to it), p
   {{- end }}
   {{- with $variables }}
   env:
-    {{- range . }}{{ trim . | nindent 4 }}{{ end }}
+    {{- . | nindent 4 }}
   {{- end }}
   {{- if .port }}
   ports:

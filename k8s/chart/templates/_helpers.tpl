@@ -259,6 +259,22 @@ spec:
     {{- end }}
 {{- end }}
 
+{{/*
+The variables of a container: the chart's, as a text, and extraEnv. The API server loses changes of a variable that is in the list
+twice.
+*/}}
+{{- define "gpuledger.variables" -}}
+{{- $names := dict -}}
+{{- range concat (fromYamlArray .chart) (.extraEnv | default list) -}}
+  {{- if hasKey $names .name }}{{ fail (printf "extraEnv of %s: %s is already set; remove it" $.component .name) }}{{ end -}}
+  {{- $_ := set $names .name true -}}
+{{- end -}}
+{{- .chart | trim }}
+{{- with .extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* HTTP endpoints over TLS, with a password for all except the probes: the variable, the mount and the volume. */}}
 {{- define "gpuledger.webConfigVariable" -}}
 {{- if (.Values.http).webConfigSecret }}

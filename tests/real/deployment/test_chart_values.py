@@ -69,6 +69,22 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
         {"kafka": {"env": {"GPULEDGER_KAFKA__SASL_MECHANISM": "PLAIN"}}},
         "SASL_MECHANISM: the chart sets this variable; set the value kafka.saslMechanism instead",
     ),
+    (
+        {"kafka": {"env": {"GPULEDGER_KAFKA__SASL_PASSWORD_FILE": "/password"}}},
+        "SASL_PASSWORD_FILE: the chart sets this variable",
+    ),
+    (
+        {"agent": {"extraEnv": [{"name": "NODE_NAME", "value": "other"}]}},
+        "extraEnv of agent: NODE_NAME is already set; remove it",
+    ),
+    (
+        {**CENTRAL, "join": {"extraEnv": [{"name": "GPULEDGER_KAFKA__SASL_USERNAME"}]}},
+        "extraEnv of join: GPULEDGER_KAFKA__SASL_USERNAME is already set",
+    ),
+    (
+        {"agent": {"extraEnv": [{"name": "TWICE", "value": "1"}, {"name": "TWICE", "value": "2"}]}},
+        "extraEnv of agent: TWICE is already set",
+    ),
     ({"kafka": {"tokenUrl": "http://login"}}, "kafka.tokenUrl: invalid value"),
     ({"image": {"registry": "https://registry.example.com"}}, "write HOST/PATH"),
     ({"store": {"uri": "/mnt/store"}}, "write s3://BUCKET/PATH"),
