@@ -309,7 +309,7 @@ class _Reader:
         return days
 
     def without_namespace(self, key: Sequence[str | None]) -> Key:
-        """Return the group of the GPUs of which a group has a part."""
+        """Return a group of all namespaces, from the group of one of them."""
         return tuple(
             None if name == "namespace" else value
             for name, value in zip(self._by, key, strict=True)
