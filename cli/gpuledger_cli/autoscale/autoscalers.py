@@ -54,7 +54,9 @@ class Field:
         ]
         for key, value in values:
             if key == "<<":
-                yield from value.pairs()
+                # Of several mappings, the first one that has a key counts.
+                for merged in reversed(value.items or [value]):
+                    yield from merged.pairs()
         yield from values
 
     @property
@@ -163,9 +165,7 @@ def _metric(place: Field) -> Signal:
 def read_autoscalers(names: Sequence[str]) -> list[Autoscaler]:
     """Return the autoscalers of files; raises UserError for a file that cannot be read."""
     found = [(name, one) for name in names for one in _objects(name)]
-    objects = {
-        _key(one, one.at("kind").text, one.at("metadata", "name").text): one for _, one in found
-    }
+    objects = [one for _, one in found]
     autoscalers = [
         Autoscaler(
             file=file,
@@ -192,10 +192,23 @@ def _objects(name: str) -> Iterator[Field]:
     waiting = [Field(node, node.start_mark.line + 1) for node in _documents(name)]
     while waiting:
         one = waiting.pop(0)
-        if one.at("kind").text == "List":
-            waiting = [*one.at("items").items, *waiting]
+        kind = one.at("kind").text
+        if kind.endswith("List"):
+            waiting = [*(_with_kind(item, kind) for item in one.at("items").items), *waiting]
         else:
             yield one
+
+
+def _with_kind(item: Field, kind_of_list: str) -> Field:
+    """Return an object of a list with its kind, which the API server omits."""
+    if isinstance(item.node, yaml.MappingNode) and not item.at("kind").text:
+        mark = item.node.start_mark
+        pair = [
+            yaml.ScalarNode("tag:yaml.org,2002:str", text, mark)
+            for text in ("kind", kind_of_list.removesuffix("List"))
+        ]
+        item.node.value.append(tuple(pair))
+    return item
 
 
 def _documents(name: str) -> list[yaml.Node]:
@@ -207,22 +220,31 @@ def _documents(name: str) -> list[yaml.Node]:
         return list(yaml.compose_all(content.decode(), yaml.SafeLoader))
 
 
-def _key(one: Field, kind: str, name: str) -> tuple[str, str, str]:
-    return one.at("metadata", "namespace").text, kind, name
-
-
 def _is_made_by_keda(one: Field) -> bool:
     """Return whether this is the HorizontalPodAutoscaler that KEDA makes for a ScaledObject."""
     owners = one.at("metadata", "ownerReferences").items
     return any(owner.at("kind").text == "ScaledObject" for owner in owners)
 
 
-def _has_part_of_gpu(one: Field, objects: dict[tuple[str, str, str], Field]) -> bool:
+def _find_target(one: Field, objects: Sequence[Field]) -> Field | None:
+    """Return the workload of an autoscaler; without a namespace, a manifest fits any namespace."""
     target = one.at("spec", "scaleTargetRef")
-    key = _key(one, target.at("kind").text or "Deployment", target.at("name").text)
+    wanted = target.at("kind").text or "Deployment", target.at("name").text
+    own, found = one.at("metadata", "namespace").text, None
+    for other in objects:
+        if (other.at("kind").text, other.at("metadata", "name").text) == wanted:
+            namespace = other.at("metadata", "namespace").text
+            if namespace == own:
+                return other
+            if not (namespace and own):
+                found = other
+    return found
+
+
+def _has_part_of_gpu(one: Field, objects: Sequence[Field]) -> bool:
     template = one.at("spec", "jobTargetRef", "template")
-    if key in objects:
-        template = objects[key].at("spec", "template")
+    if target := _find_target(one, objects):
+        template = target.at("spec", "template")
     containers = template.at("spec", "containers").items
     named = [key for key, _ in template.at("metadata", "annotations").pairs()]
     for container in containers:

@@ -4,12 +4,12 @@ A row reports only what the manifests show. Each function yields the fields to c
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from gpuledger_cli.autoscale.autoscalers import Autoscaler, Field, Signal
-from gpuledger_cli.autoscale.promql import Query
+from gpuledger_cli.autoscale.promql import SAME_SERIES, Query
 
 _MAX_GPUS_OF_A_POD: Final = 16
 """More GPUs than a node has, so a higher threshold of a sum of ratios is in per cent."""
@@ -27,13 +27,12 @@ _EXPORTERS: Final = tuple(
 )
 _RATIO: Final = re.compile(r"\w+_ratio|DCGM_FI_PROF_\w+_(ACTIVE|OCCUPANCY)")
 _PER_CENT: Final = re.compile(r"DCGM_FI_DEV_\w+_UTIL|(amd_)?gpu_gfx_activity", re.IGNORECASE)
-_KEEPS_UNIT: Final = frozenset(
-    {"sum", "avg", "min", "max", "quantile", "clamp_max", "clamp_min", "ceil", "vector"}
-    | {"avg_over_time", "max_over_time", "min_over_time", "last_over_time", "label_replace"}
-)
+_KEEPS_UNIT: Final = SAME_SERIES | {"sum", "avg", "min", "max", "quantile", "vector"}
 _OF_ONE_POD: Final = frozenset(
     {"pod", "pod_uid", "container", "gpu_uuid", "gpu", "uuid", "instance"}
 )
+_HAVE_NAMESPACE: Final = frozenset({"namespace", "workload", "pod", "container"})
+"""Words in the names of recorded series that have the label namespace."""
 _POD_LABELS: Final = frozenset({"pod", "pod_name", "container", "container_name", "pod_uid"})
 _OWNER_LABELS: Final = frozenset({"owner_name", "created_by_name", "workload"})
 _DEVICE_LABELS: Final = frozenset({"gpu_uuid", "uuid", "hostname", "instance", "node", "gpu"})
@@ -114,6 +113,12 @@ def _label(name: str) -> str:
     return name.lower().removeprefix("exported_").removeprefix("allocated_")
 
 
+def _level(name: str) -> Collection[str]:
+    """Return the labels of a series: those before the colon of a recorded series, or a pod's."""
+    level, colon, _ = name.partition(":")
+    return level.split("_") if colon else _HAVE_NAMESPACE
+
+
 def _selected(query: Query) -> set[str]:
     return {_label(one.label) for one in query.matchers if one.selects}
 
@@ -141,12 +146,14 @@ def several_series(autoscaler: Autoscaler) -> Iterator[Field]:
     """Find queries with a result for each pod or GPU."""
     for signal, query in _triggers(autoscaler):
         labels = {_label(name) for name in query.outer.by} if query.outer else set()
-        # Only a bare selector certainly keeps the labels of its series.
+        # Only a bare selector, or its product with info series, certainly keeps its labels.
         main = query.main
+        names = [name for name in main.series if not name.endswith("_info")]
         is_bare = (
-            not main.functions
-            and len(main.series) == 1
-            and not main.series[0].startswith("workload:")
+            not main.functions - (SAME_SERIES - {"scalar"})
+            and len(names) == 1
+            and (len(main.series) == 1 or main.factor is not None)
+            and not _OF_ONE_POD.isdisjoint(_level(names[0]))
             and not {"pod", "gpu_uuid", "uuid"} & _selected(main)
         )
         if labels & _OF_ONE_POD or is_bare:
@@ -233,6 +240,9 @@ def no_namespace(autoscaler: Autoscaler) -> Iterator[Field]:
     for signal, query in _triggers(autoscaler):
         labels = _selected(query)
         names_it = any(label.endswith("namespace") for label in labels)
+        levels = [_level(name) for name in query.series if _is_of_gpu(name)]
+        if all(map(_HAVE_NAMESPACE.isdisjoint, levels)):
+            continue
         if not (names_it or labels & _DEVICE_LABELS or signal.setting("namespace").text):
             yield signal.query_field
 

@@ -24,6 +24,12 @@ _AGGREGATIONS: Final = frozenset(
 )
 _LABEL_LISTS: Final = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 _WORDS: Final = _LABEL_LISTS | {"and", "or", "unless", "offset", "bool", "atan2", "inf", "nan"}
+_MATCHINGS: Final = frozenset({"on", "ignoring"})
+SAME_SERIES: Final = frozenset(
+    {"abs", "ceil", "floor", "round", "clamp", "clamp_max", "clamp_min", "scalar", "sort"}
+    | {"avg_over_time", "max_over_time", "min_over_time", "last_over_time", "label_replace"}
+)
+"""Functions that have one result for each series of their first argument."""
 _ANYTHING: Final = frozenset({"", ".*", ".+"})
 _ALTERNATIVES: Final = (["0", "*"], ["vector", "("])
 _OPEN, _CLOSE = "([{", ")]}"
@@ -73,11 +79,8 @@ class Query:
     @cached_property
     def main(self) -> "Query":
         """The query without its alternative for an empty result: `or 0 * …` or `or vector(…)`."""
-        for index, token in enumerate(self.tokens):
-            following = [other.text for other in self.tokens[index + 1 : index + 3]]
-            if token.text == "or" and not token.depth and following in _ALTERNATIVES:
-                return Query(" ".join(before.text for before in self.tokens[:index]))
-        return self
+        tokens = _main(self.tokens)
+        return self if tokens is self.tokens else Query(" ".join(one.text for one in tokens))
 
     @cached_property
     def matchers(self) -> tuple[Matcher, ...]:
@@ -109,7 +112,11 @@ class Query:
 
     @cached_property
     def outer(self) -> Aggregation | None:
-        """The aggregation around the whole query, apart from constant factors; None if unknown."""
+        """The aggregation around the whole query; None if unknown.
+
+        Constant factors and functions that keep the unit do not count, and `sum(…) / count(…)` is
+        an average.
+        """
         return _aggregation(_bare(self.main.tokens))
 
     @cached_property
@@ -188,8 +195,20 @@ def _number(token: Token) -> float:
         return 0
 
 
+def _main(tokens: Sequence[Token]) -> Sequence[Token]:
+    """Return the tokens before `or 0 * …` and `or vector(…)`, also with `on` or `ignoring`."""
+    for index, token in enumerate(tokens):
+        if token.text == "or" and token.depth == tokens[0].depth:
+            start = index + 1
+            if start < len(tokens) and tokens[start].text in _MATCHINGS:
+                start = _end(tokens, start + 1) + 1
+            if [one.text for one in tokens[start : start + 2]] in _ALTERNATIVES:
+                return tokens[:index]
+    return tokens
+
+
 def _bare(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Return the tokens without outer brackets, constant factors and `or vector(0)`."""
+    """Return the tokens without brackets, functions, constant factors and `or vector(0)`."""
     while True:
         shorter = _shorter([token.text for token in tokens], tokens)
         if len(shorter) == len(tokens):
@@ -200,8 +219,12 @@ def _bare(tokens: Sequence[Token]) -> Sequence[Token]:
 def _shorter(texts: Sequence[str], tokens: Sequence[Token]) -> Sequence[Token]:
     if texts[:1] == ["("] and _end(tokens, 0) == len(tokens) - 1:
         return tokens[1:-1]
-    if texts[-5:-2] == ["or", "vector", "("]:
-        return tokens[:-5]
+    if texts[:1] and texts[0] in SAME_SERIES and _end(tokens, 1) == len(tokens) - 1:
+        depth = tokens[1].depth + 1
+        ends = (i for i, one in enumerate(tokens) if one.text in {",", "["} and one.depth == depth)
+        return tokens[2 : next(ends, -1)]
+    if len(main := _main(tokens)) < len(tokens):
+        return main
     if len(tokens) > 2 and texts[-2] in "*/" and _number(tokens[-1]):  # noqa: PLR2004  # operands
         return tokens[:-2]
     if len(tokens) > 2 and texts[1] == "*" and _number(tokens[0]):  # noqa: PLR2004  # as above
@@ -211,6 +234,8 @@ def _shorter(texts: Sequence[str], tokens: Sequence[Token]) -> Sequence[Token]:
 
 def _end(tokens: Sequence[Token], start: int) -> int:
     """Return the index of the bracket that closes the one at `start`; -1 if there is none."""
+    if len(tokens) <= start or tokens[start].text not in _OPEN:
+        return -1
     depth = tokens[start].depth
     closing = (
         index
@@ -221,6 +246,15 @@ def _end(tokens: Sequence[Token], start: int) -> int:
 
 
 def _aggregation(tokens: Sequence[Token]) -> Aggregation | None:
+    for index, token in enumerate(tokens):
+        if token.text == "/" and token.depth == tokens[0].depth:
+            total, number = map(_single, (tokens[:index], tokens[index + 1 :]))
+            is_mean = total and number and (total.name, number.name) == ("sum", "count")
+            return Aggregation("avg", total.by) if total and is_mean else None
+    return _single(tokens)
+
+
+def _single(tokens: Sequence[Token]) -> Aggregation | None:
     if not tokens or tokens[0].text not in _AGGREGATIONS:
         return None
     by: tuple[str, ...] = ()

@@ -87,6 +87,16 @@ CASES: Final = (
         keda(trigger(f"100 * avg by (namespace) ({OWNED})", above=AVERAGE_VALUE, threshold="70")),
         {"average-divided-again": "metricType: AverageValue"},
     ),
+    Case(
+        "a sum divided by a number of pods as AverageValue",
+        keda(trigger(f"{SUM} / count({OWNED})")),
+        {"average-divided-again": "query:"},
+    ),
+    Case(
+        "an average with zero for absent pods",
+        keda(trigger(f"{AVERAGE} or on () vector(0)", ignoreNullValues=None)),
+        {"average-divided-again": "query:"},
+    ),
     Case("an average as Value", keda(trigger(AVERAGE, above=VALUE))),
     Case("an average with a formula", keda(trigger(AVERAGE), more=FORMULA)),
     Case("an average times the number of pods", keda(trigger(f"{AVERAGE} * count({OWNED})"))),
@@ -103,6 +113,29 @@ CASES: Final = (
     ),
     Case("a sum by pod", keda(trigger(BY_POD)), {"several-series": "query:"}),
     Case("a bare series", keda(trigger(BUSY)), {"several-series": "query:"}),
+    Case("the series of several pods", keda(trigger(OWNED)), {"several-series": "query:"}),
+    Case(
+        "a mean over time of each pod",
+        keda(trigger(f"avg_over_time({BUSY}[5m])")),
+        {"several-series": "query:"},
+    ),
+    Case(
+        "a series recorded by namespace",
+        keda(trigger('namespace:gpuledger_pod_gpu_busy_ratio:sum{namespace="serving"}')),
+    ),
+    Case(
+        "a series recorded by namespace, of all namespaces",
+        keda(trigger("sum(namespace:gpuledger_pod_gpu_busy_ratio:sum)")),
+        {"no-namespace": "query:"},
+    ),
+    Case(
+        "a series recorded by pod",
+        keda(trigger('namespace_pod:gpuledger_pod_gpu_busy_ratio:sum{namespace="serving"}')),
+        {"several-series": "query:"},
+    ),
+    Case(
+        "a series recorded with one result", keda(trigger("chat:gpuledger_pod_gpu_busy_ratio:sum"))
+    ),
     Case(
         "a recorded series of one workload",
         keda(
@@ -175,6 +208,24 @@ CASES: Final = (
             {"shared-gpu": "query:"},
         )
         for resource in ("nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/gpumem")
+    ),
+    *(
+        Case(
+            "a shared GPU whose manifests differ in their namespace",
+            keda(trigger(f"sum({DCGM})", threshold="70")).replace(scaler, "")
+            + deployment("nvidia.com/gpu.shared").replace(workload, ""),
+            {"shared-gpu": "query:"},
+        )
+        for scaler, workload in (
+            (", namespace: serving", ""),
+            ("", ", namespace: serving"),
+            (", namespace: serving",) * 2,
+        )
+    ),
+    Case(
+        "a shared GPU in another namespace",
+        keda(trigger(f"sum({DCGM})", threshold="70"))
+        + deployment("nvidia.com/gpu.shared").replace("namespace: serving", "namespace: other"),
     ),
     Case(
         "an HPA by DCGM",
@@ -372,6 +423,25 @@ def test_merged_settings_count(
         "        query", '        <<: {ignoreNullValues: "false"}\n        query'
     )
     assert found_in(Case("merged", merged), capsys, monkeypatch) == (0, [])
+
+
+def test_of_several_merged_settings_the_first_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = keda(trigger(threshold=None)).replace(
+        "        query", '        <<: [{threshold: "0.7"}, {threshold: "70"}]\n        query'
+    )
+    assert found_in(Case("merged", merged), capsys, monkeypatch) == (0, [])
+
+
+def test_the_objects_in_a_list_of_the_api_have_its_kind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = hpa("pod_gpu_busy_ratio", "70").replace("kind: HorizontalPodAutoscaler\n", "", 1)
+    item = textwrap.indent(item, "  ").replace("  api", "- api", 1)
+    case = Case("a list", f"kind: HorizontalPodAutoscalerList\nitems:\n{item}")
+    _, (found,) = found_in(case, capsys, monkeypatch)
+    assert (found["kind"], found["mistake"]) == ("HorizontalPodAutoscaler", "percent-of-ratio")
 
 
 @pytest.mark.parametrize(

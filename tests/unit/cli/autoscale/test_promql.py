@@ -18,6 +18,12 @@ SAME: Final = (
     "({}) / 1",
     "({}) or vector(0)",
     "{} or 0 * count(d)",
+    "{} or on () vector(0)",
+    "({} or ignoring (x) vector(0)) * 100",
+    "scalar({})",
+    "round({}, 0.1)",
+    "clamp_max({}, 1) or vector(0)",
+    "avg_over_time({}[5m:])",
 )
 
 
@@ -27,6 +33,22 @@ def test_brackets_comments_and_constants_do_not_hide_an_aggregation(form: str, q
     outer = Query(form.format(query)).outer
     assert outer
     assert outer.name == query[:3]
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("sum(a) / count(a)", "avg"),
+        ("(sum(a) / count(a)) or vector(0)", "avg"),
+        ("sum by (b) (a) / count by (b) (c)", "avg"),
+        ("sum(a) / sum(b)", None),
+        ("sum(a) * count(a)", None),
+        ("rate(a[5m])", None),
+    ],
+)
+def test_a_sum_divided_by_a_count_is_an_average(query: str, name: str | None) -> None:
+    outer = Query(query).outer
+    assert (outer.name if outer else None) == name
 
 
 @pytest.mark.parametrize(
