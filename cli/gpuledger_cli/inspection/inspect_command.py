@@ -22,7 +22,9 @@ from gpuledger_cli.inspection.shares import (
     as_objects,
     detail_lines,
     node_of,
+    old_hints,
     summary_lines,
+    unnamed_hints,
 )
 from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.option_help import epilogue
@@ -76,7 +78,11 @@ def inspect_gpus(
     elif shown:
         for line in (detail_lines if details else summary_lines)(shown):
             sys.stdout.write(f"{line}\n")
-    for line in explain_absent(found, nodes=nodes, cluster=cluster):
+    for line in (
+        *unnamed_hints(shown),
+        *old_hints(shown, now_ns=time.time_ns()),
+        *explain_absent(found, nodes=nodes, cluster=cluster),
+    ):
         sys.stderr.write(f"gpuledger: {line}\n")
     return 0 if shown else NOTHING
 

@@ -9,12 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import show_node
 from gpuledger.ledger.entries import UNKNOWN_ALLOCATEE, PodIndex, PodOfEntry
 from gpuledger.records import Category, Entry, GpuBooks, GpuEvent
+from gpuledger.texts import counted
 
 _GIB: Final = 2**30
 _GAP: Final = "  "
+_UNNAMED: Final = "pod "
+_OLD_NS: Final = 10 * NS_PER_SECOND
 
 
 @dataclass
@@ -125,7 +129,7 @@ def _user(entry: Entry, pod: PodOfEntry) -> str:
 def _pod(pod: PodOfEntry) -> str:
     described = pod.described
     if described.name is None:
-        return f"pod {described.uid or pod.container_id or ''}".strip()
+        return f"{_UNNAMED}{described.uid or pod.container_id or ''}".strip()
     return f"{described.namespace}/{described.name}"
 
 
@@ -168,6 +172,29 @@ def detail_lines(nodes: Sequence[Node]) -> Iterator[str]:
         ):
             yield f"{title:9} : {_gib(amount)} GiB ({_percent(amount, total)})"
         yield f"{'Total':9} : {_gib(total)} GiB"
+
+
+def unnamed_hints(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a line about pods without a name, whose allocation and use may be in two rows."""
+    names = {name for node in nodes for device in node.devices for name in device.users}
+    unnamed = sum(name.startswith(_UNNAMED) for name in names)
+    if unnamed:
+        yield (
+            f"{counted(unnamed, 'pod')} without a name; the allocation of a pod may be in another"
+            " row, so check podwatch with `gpuledger doctor`"
+        )
+
+
+def old_hints(nodes: Sequence[Node], *, now_ns: int) -> Iterator[str]:
+    """Yield a line about each node whose newest sample is old."""
+    for node in nodes:
+        interval_ns = max((device.interval_ns for device in node.devices), default=0)
+        age_ns = now_ns - node.time_ns
+        if age_ns > _OLD_NS + interval_ns:
+            yield (
+                f"{node.name}: the newest sample is {age_ns // NS_PER_SECOND} s old; check its"
+                " agent, and the join"
+            )
 
 
 def as_objects(nodes: Sequence[Node]) -> list[Mapping[str, Any]]:

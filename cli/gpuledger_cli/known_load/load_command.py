@@ -71,6 +71,9 @@ def load(
     ):
         if not minimum <= value <= maximum:
             raise ArgumentError(option, f"invalid value {value}; it must be {minimum} to {maximum}")
+    if gpu < 0 or (simulated and gpu):
+        limit = "--simulated has only GPU 0" if simulated else "it must be 0 or more"
+        raise ArgumentError("--gpu", f"invalid value {gpu}; {limit}")
     request = LoadRequest(
         gpu=gpu,
         busy_ratio=utilization / 100,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from gpuledger.clock import NS_PER_SECOND
@@ -66,7 +67,7 @@ class SimulatedLoad:
         file.write_text(f"{json.dumps(self.content, indent=2)}\n")
         return (
             f"GPULEDGER_NODE_NAME={_NODE} GPULEDGER_SIMULATOR__EPOCH_NS={self.epoch_ns}"
-            f" gpuledger agent --no-kafka --process-series --source simulated:{file}"
+            f" gpuledger agent --no-kafka --process-series --source {quote(f'simulated:{file}')}"
         )
 
 

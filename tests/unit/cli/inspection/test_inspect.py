@@ -2,7 +2,14 @@
 
 from gpuledger.records import Category, PodState
 from gpuledger_cli.inspection.inspect_command import explain_absent, is_selected, read_newest
-from gpuledger_cli.inspection.shares import as_objects, detail_lines, node_of, summary_lines
+from gpuledger_cli.inspection.shares import (
+    as_objects,
+    detail_lines,
+    node_of,
+    old_hints,
+    summary_lines,
+    unnamed_hints,
+)
 from tests.tables import for_each
 from tests.unit.sinks.builders import (
     GPU,
@@ -126,6 +133,19 @@ def test_names_that_are_unknown_and_allocations_that_are_unknown_are_shown() -> 
         pods=[unnamed],
     )
     assert {*node_of(shown).devices[0].users} == {"pod uid-train", "__unknown__", "job 7"}
+    (hint,) = unnamed_hints([node_of(shown), node_of(SHARED)])
+    assert hint.startswith("1 pod without a name")
+    assert [*unnamed_hints([node_of(SHARED)])] == []
+
+
+@for_each("age_seconds,is_old", [(-5, False), (2, False), (11, False), (12, True)])
+def test_a_node_whose_newest_sample_is_old_is_reported(age_seconds: int, *, is_old: bool) -> None:
+    lines = [*old_hints([node_of(event())], now_ns=START_NS + age_seconds * SECOND_NS)]
+    assert lines == (
+        [f"node-a: the newest sample is {age_seconds} s old; check its agent, and the join"]
+        if is_old
+        else []
+    )
 
 
 def test_a_gpu_that_does_not_respond_has_shares_without_memory() -> None:

@@ -31,15 +31,23 @@ def test_the_true_use_is_the_requested_use(busy_ratio: float, processes: int) ->
 def test_the_result_is_printed_after_the_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "load.yaml"
+    file = tmp_path / "a load.yaml"
     options = ["--utilization", "30", "--for", "1s", "--scenario", str(file)]
     assert main(["load", "--simulated", "--memory-mib", "512", *options]) == 0
     printed = capsys.readouterr()
-    assert f"--source simulated:{file}" in printed.err
+    assert f"--source 'simulated:{file}'" in printed.err
     assert "memory 512 MiB" in printed.out
     assert main(["load", "--simulated", "--format", "json", *options]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["end_ns"] - result["start_ns"] == 10**9
+
+
+@for_each("options", [["--gpu=-1"], ["--gpu=-1", "--simulated"], ["--gpu=3", "--simulated"]])
+def test_a_gpu_that_cannot_exist_is_refused(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["load", *options]) == 2
+    assert "--gpu: invalid value" in capsys.readouterr().err
 
 
 def test_a_load_that_does_not_fit_the_gpu_is_refused(
