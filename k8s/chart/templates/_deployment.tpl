@@ -116,7 +116,7 @@ volumes:
 {{- end }}
 {{- if .values.credentialsSecret }}
 - name: {{ .receiver }}
-  secret: {secretName: {{ .values.credentialsSecret }}}
+  secret: {secretName: {{ .values.credentialsSecret | quote }}}
 {{- end }}
 {{- end }}
 
@@ -247,7 +247,7 @@ spec:
       metadata:
         serverAddress: {{ $autoscaling.prometheusUrl | quote }}
         query: max({{ .lag }}{cluster="{{ .root.Values.cluster }}",component="{{ .component }}"})
-        threshold: {{ $autoscaling.lagSeconds | quote }}
+        threshold: {{ toJson $autoscaling.lagSeconds | quote }}
         # The number of replicas stays if Prometheus has no series.
         ignoreNullValues: "false"
 {{- end }}

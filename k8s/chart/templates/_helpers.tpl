@@ -12,7 +12,7 @@ values of an older release lack newer keys.
 {{/* Labels of selectors, which never change. `name` is fixed: it becomes the job of the metrics, and the alert rules need it. */}}
 {{- define "gpuledger.releaseLabels" -}}
 app.kubernetes.io/name: gpuledger
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "gpuledger.selectorLabels" -}}
@@ -37,7 +37,7 @@ app.kubernetes.io/component: {{ .component }}
 {{/* Metadata of an object of a component; `name` may replace the component's. */}}
 {{- define "gpuledger.metadata" -}}
 name: {{ include "gpuledger.fullname" .root }}-{{ .name | default .component }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels: {{- include "gpuledger.labels" . | nindent 2 }}
 {{- end }}
 
@@ -104,7 +104,7 @@ GPULEDGER_KAFKA__SSL_CERT_FILE: /run/secrets/kafka/tls.crt
 GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
 {{- end }}
 {{- range $name, $value := .env }}
-{{ $name }}: {{ $value | quote }}
+{{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -129,7 +129,7 @@ GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
   projected:
     sources:
       {{- if .caSecret }}
-      - secret: {name: {{ .caSecret }}, optional: {{ not (hasSuffix "SSL" .securityProtocol) }}}
+      - secret: {name: {{ .caSecret | quote }}, optional: {{ not (hasSuffix "SSL" .securityProtocol) }}}
       {{- end }}
       - secret:
           name: {{ .loginSecretPrefix }}-{{ $.component }}
@@ -207,13 +207,13 @@ metadata:
 {{/* Placement and users of central pods. */}}
 {{- define "gpuledger.centralPod" -}}
 {{- if and .store (.root.Values.store).serviceAccountName }}
-serviceAccountName: {{ .root.Values.store.serviceAccountName }}
+serviceAccountName: {{ .root.Values.store.serviceAccountName | quote }}
 {{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .root.Values.central.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .root.Values.central.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -293,7 +293,7 @@ twice.
 {{- define "gpuledger.webConfigVolume" -}}
 {{- with (.Values.http).webConfigSecret }}
 - name: web
-  secret: {secretName: {{ . }}}
+  secret: {secretName: {{ . | quote }}}
 {{- end }}
 {{- end }}
 
@@ -308,6 +308,6 @@ twice.
 
 {{- define "gpuledger.storeSecret" -}}
 {{- with (.Values.store).credentialsSecret }}
-- secretRef: {name: {{ . }}}
+- secretRef: {name: {{ . | quote }}}
 {{- end }}
 {{- end }}

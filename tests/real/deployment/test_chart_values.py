@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.real.deployment.chart import CASES, CENTRAL, CHART, defaults, merged, render_chart
+from tests.real.deployment.rendering import strings
 from tests.real.services.cluster_tools import ToolError
 from tests.tables import for_each
 
@@ -103,6 +104,16 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
         {"networkPolicy": {"from": [{"namespaceSelector": {"matchLabel": {"a": "b"}}}]}},
         "/networkPolicy/from/0/namespaceSelector",
     ),
+    ({"networkPolicy": {"from": None}}, "networkPolicy.from: missing; list the peers"),
+    ({**CENTRAL, "sinkScaler": {"enabled": True, "from": None}}, "sinkScaler.from: missing"),
+    (
+        {
+            **CENTRAL,
+            "fullnameOverride": "x" * 37,
+            "receivers": {"tenletters": {"settings": {"url": "http://other"}}},
+        },
+        "use a shorter name or fullnameOverride",
+    ),
     ({"cluster": "Not_A_Label"}, "cluster: invalid value"),
     ({"fullnameOverride": "-"}, "fullnameOverride: invalid value"),
     ({**CENTRAL, "autoscaling": {"prometheusUrl": "prometheus:9090"}}, "prometheusUrl: invalid"),
@@ -158,6 +169,57 @@ def test_a_mistake_in_the_values_is_named(
         render_chart(values, folder=tmp_path)
 
     assert named in str(raised.value)
+
+
+@for_each("name", ["gpu.prod", "2026"])
+def test_a_release_whose_name_no_service_can_have_needs_another_prefix(
+    name: str, helm: Helm, tmp_path: Path
+) -> None:
+    with pytest.raises(ToolError, match="fullnameOverride: invalid value"):
+        render_chart(folder=tmp_path, name=name)
+
+    render_chart({"fullnameOverride": "ledger"}, folder=tmp_path, name=name)
+
+
+def test_a_name_that_yaml_reads_as_another_type_remains_a_text(helm: Helm, tmp_path: Path) -> None:
+    def texts(name: str, components: str) -> list[str]:
+        values = {
+            "components": components,
+            "cluster": name,
+            "fullnameOverride": name,
+            "kafka": {"bootstrapServers": "broker:9092", "caSecret": name},
+            "http": {"webConfigSecret": name},
+            "agent": {"runtimeClassName": name, "priorityClassName": name},
+            "central": {"priorityClassName": name},
+            "store": {
+                "storageClassName": name,
+                "serviceAccountName": name,
+                "credentialsSecret": name,
+            },
+            "sinkAlerts": {"credentialsSecret": name},
+            "podMonitor": {"enabled": True},
+            "prometheusRule": {"enabled": True},
+            "openshift": True,
+        }
+        objects = render_chart(values, folder=tmp_path, name=name).objects
+        return sorted(path for path, _ in strings(objects))
+
+    for components in ("agent", "central"):
+        assert texts("on", components) == texts("text", components)
+
+
+@for_each("number,text", [(67108864, "67108864"), (0.5, "0.5")])
+def test_a_number_is_not_rounded(number: float, text: str, helm: Helm, tmp_path: Path) -> None:
+    values = {
+        "kafka": {"env": {"GPULEDGER_OTHER": number}},
+        "autoscaling": {"enabled": True, "lagSeconds": number},
+    }
+    rendering = render_chart(CENTRAL, values, folder=tmp_path)
+    config = rendering.get("ConfigMap", "gpuledger-kafka", "gpuledger")
+
+    assert config["data"]["GPULEDGER_OTHER"] == text
+    for scaled in rendering.of_kind("ScaledObject"):
+        assert scaled["spec"]["triggers"][0]["metadata"]["threshold"] == text
 
 
 def leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
