@@ -247,7 +247,7 @@ spec:
       metadata:
         serverAddress: {{ $autoscaling.prometheusUrl | quote }}
         query: max({{ .lag }}{cluster="{{ .root.Values.cluster }}",component="{{ .component }}"})
-        threshold: {{ toJson $autoscaling.lagSeconds | quote }}
+        threshold: {{ include "gpuledger.text" $autoscaling.lagSeconds | quote }}
         # The number of replicas stays if Prometheus has no series.
         ignoreNullValues: "false"
 {{- end }}

@@ -78,6 +78,11 @@ labels: {{- include "gpuledger.labels" . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* A number or text as a text. Helm reads numbers of values files as floats, whose texts have exponents. */}}
+{{- define "gpuledger.text" -}}
+{{ kindIs "string" . | ternary . (toJson .) }}
+{{- end }}
+
 {{/* The variables of all components that connect to the brokers. */}}
 {{- define "gpuledger.kafkaVariables" -}}
 GPULEDGER_KAFKA__BOOTSTRAP_SERVERS: {{ include "gpuledger.bootstrapServers" . | quote }}
@@ -104,7 +109,7 @@ GPULEDGER_KAFKA__SSL_CERT_FILE: /run/secrets/kafka/tls.crt
 GPULEDGER_KAFKA__SSL_KEY_FILE: /run/secrets/kafka/tls.key
 {{- end }}
 {{- range $name, $value := .env }}
-{{ $name }}: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
+{{ $name }}: {{ include "gpuledger.text" $value | quote }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -114,6 +114,16 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
         },
         "use a shorter name or fullnameOverride",
     ),
+    ({"agent": None}, "missing property 'agent'"),
+    ({"agent": {"port": None}}, "at '/agent': missing property 'port'"),
+    ({"topics": None, "sinkAlerts": None}, "missing properties"),
+    ({"bill": {"arguments": None}}, "at '/bill': missing property 'arguments'"),
+    ({"agent": {"extraEnv": [{"name": "A", "value": 5}]}}, "extraEnv/0/value': got number, want"),
+    (
+        {"agent": {"tolerations": [{"key": "a", "value": True}]}},
+        "tolerations/0/value': got boolean",
+    ),
+    ({"autoscaling": {"lagSeconds": "0.0"}}, "/autoscaling/lagSeconds"),
     ({"cluster": "Not_A_Label"}, "cluster: invalid value"),
     ({"fullnameOverride": "-"}, "fullnameOverride: invalid value"),
     ({**CENTRAL, "autoscaling": {"prometheusUrl": "prometheus:9090"}}, "prometheusUrl: invalid"),
@@ -208,8 +218,10 @@ def test_a_name_that_yaml_reads_as_another_type_remains_a_text(helm: Helm, tmp_p
         assert texts("on", components) == texts("text", components)
 
 
-@for_each("number,text", [(67108864, "67108864"), (0.5, "0.5")])
-def test_a_number_is_not_rounded(number: float, text: str, helm: Helm, tmp_path: Path) -> None:
+@for_each("number,text", [(67108864, "67108864"), (0.5, "0.5"), ("0.5", "0.5")])
+def test_a_number_is_not_rounded(
+    number: float | str, text: str, helm: Helm, tmp_path: Path
+) -> None:
     values = {
         "kafka": {"env": {"GPULEDGER_OTHER": number}},
         "autoscaling": {"enabled": True, "lagSeconds": number},
@@ -220,6 +232,14 @@ def test_a_number_is_not_rounded(number: float, text: str, helm: Helm, tmp_path:
     assert config["data"]["GPULEDGER_OTHER"] == text
     for scaled in rendering.of_kind("ScaledObject"):
         assert scaled["spec"]["triggers"][0]["metadata"]["threshold"] == text
+
+
+def test_a_list_of_metrics_may_begin_with_blanks(helm: Helm, tmp_path: Path) -> None:
+    listed = "  DCGM_FI_DEV_GPU_UTIL, gauge, GPU utilization\nDCGM_FI_DEV_GPU_TEMP, gauge, t\n"
+    rendering = render_chart({"agent": {"customMetrics": listed}}, folder=tmp_path)
+    config = rendering.get("ConfigMap", "gpuledger-agent-settings", "gpuledger-agent")
+
+    assert config["data"]["custom-metrics.csv"].strip("\n") == listed.strip("\n")
 
 
 def leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
