@@ -240,7 +240,7 @@ def test_unused_time_costs_as_much_as_on_the_bill(store: PlayedStore) -> None:
 
 
 def test_only_the_oversized_workload_is_recommended_to_shrink(store: PlayedStore) -> None:
-    first, *others = store.answer(rightsizing.REPORT, history=2, explain=None).rows
+    first, *others = store.answer(rightsizing.REPORT, minimum_history=2, explain=None).rows
     assert (first["workload"], first["gpus"], first["used_gpus"]) == ("Deployment/rerank", 2, 1)
     assert first["recommendation"] == "1 x NVIDIA H100 80GB HBM3 2g.20gb"
     minutes = sum(
