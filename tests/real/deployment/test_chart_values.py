@@ -88,6 +88,10 @@ MISTAKES: Final[list[tuple[dict[str, Any], str]]] = [
     ),
     ({"kafka": {"tokenUrl": "http://login"}}, "kafka.tokenUrl: invalid value"),
     ({"image": {"registry": "https://registry.example.com"}}, "write HOST/PATH"),
+    (
+        {**CENTRAL, "components": "all", "image": {"tag": f"1.0@sha256:{'0' * 64}"}},
+        "image.tag: a digest with components=all",
+    ),
     ({"store": {"uri": "/mnt/store"}}, "write s3://BUCKET/PATH"),
     (
         {"receivers": {"Second": {"settings": {"url": "http://other"}}}},
@@ -232,6 +236,13 @@ def test_a_number_is_not_rounded(
     assert config["data"]["GPULEDGER_OTHER"] == text
     for scaled in rendering.of_kind("ScaledObject"):
         assert scaled["spec"]["triggers"][0]["metadata"]["threshold"] == text
+
+
+def test_the_image_of_a_release_can_have_a_digest(helm: Helm, tmp_path: Path) -> None:
+    tag = f"1.0@sha256:{'0' * 64}"
+    agent = render_chart({"image": {"tag": tag}}, folder=tmp_path).workload("gpuledger-agent")
+
+    assert agent.container["image"] == f"gpuledger-agent:{tag}"
 
 
 def test_a_list_of_metrics_may_begin_with_blanks(helm: Helm, tmp_path: Path) -> None:
