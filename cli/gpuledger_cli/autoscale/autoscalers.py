@@ -54,7 +54,7 @@ class Field:
         ]
         for key, value in values:
             if key == "<<":
-                # Of several mappings, the first one that has a key counts.
+                # If several mappings have a key, the first one counts.
                 for merged in reversed(value.items or [value]):
                     yield from merged.pairs()
         yield from values
