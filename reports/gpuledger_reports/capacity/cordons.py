@@ -1,7 +1,7 @@
 """Reads the GPU-hours that were free on cordoned nodes, on which schedulers place no pods.
 
-A node is cordoned from the version that first states it until a version does not. Without such a
-version, it is unknown and counts as not cordoned. Pods on a cordoned node continue to run.
+A node is cordoned from its first version with `unschedulable` to the next version without it.
+Before, it is unknown and counts as not cordoned. Pods on a cordoned node continue to run.
 """
 
 from typing import Final

@@ -247,7 +247,9 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         )
     rows = table.rows((window.end_us - window.begin_us) / HOUR_US)
     if rows and (without := table.without_failures()):
-        notes.append(f"{without} of {len(table.hours)} groups of GPUs had no failures.")
+        notes.append(
+            f"{without} of {len(table.hours)} groups of GPUs neither failed nor were unresponsive."
+        )
     return Answer(rows=rows, notes=notes)
 
 

@@ -406,11 +406,12 @@ REPORT: Final = Report(
     about=(
         "Now is the last hour of the time range. A GPU is healthy while it responds, and"
         " allocatable if its allocation is also known, and it is not free on a cordoned node."
-        " `Allocated` counts GPUs that are allocated to pods and jobs, `Used` the time in which"
-        " their kernels run. The three columns from `Mean: allocated` on are means over the time"
-        " range, grouped by the labels of nodes at the start of each day. `Fit` to `Shares` count"
-        " the pods that would fit now if all of them had the same shape. Shapes are 1, 2, 4 or 8"
-        " whole GPUs of one node, MIG profiles, and shares of shared GPUs. A GPU is free if it was"
+        " `Allocated` counts GPUs that are allocated to pods and jobs. `Used` is the mean number of"
+        " GPUs on which kernels ran, of any process. The three columns from `Mean: allocated`"
+        " on are means over the time range, grouped by the labels of nodes at the start of each"
+        " day. `Fit` to `Shares` count the pods that would fit now if all of them had the same"
+        " shape. Shapes are 1, 2, 4 or 8 whole GPUs of one node, MIG profiles, and shares of shared"
+        " GPUs. A GPU is free if it was"
         " free for the whole hour. The report ignores taints, CPU and memory of nodes. "
         + ABOUT_POWER
     ),

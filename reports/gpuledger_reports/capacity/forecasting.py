@@ -9,7 +9,7 @@ Three methods compete for each series:
   trend. The trend is the median slope between the means of any two weeks (Theil and Sen).
 
 A rolling backtest forecasts from every day of the past, with only the data before it. The method
-with the smaller mean absolute error is chosen. Hours of unknown demand have an assumed value, from
+with the smallest mean absolute error is chosen. Hours of unknown demand have an assumed value, from
 which the methods learn, but no error.
 
 The bands come from the errors of the backtest by adaptive conformal inference (Gibbs and Candès,
@@ -63,7 +63,8 @@ class Band:
     nominal: float
     """Share of hours that should lie within the limits, such as 0.8."""
     measured: float
-    """Share of hours within the limits of past forecasts, of their last week, in eight weeks."""
+    """Share of hours that past bands contained in the last week of their horizon, over eight
+    weeks."""
     low: tuple[float, ...]
     high: tuple[float, ...]
 

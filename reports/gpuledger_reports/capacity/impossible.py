@@ -1,7 +1,7 @@
 """Rows of usage with impossible amounts, which reports leave out.
 
 An agent that is broken or forged can publish any number. One such row would exceed all others in a
-sum, so it is no more known than a missing row.
+sum, so the amount counts as unknown.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ import duckdb
 from gpuledger.clock import NS_PER_DAY, NS_PER_HOUR
 from gpuledger.store.distributions import MEMORY_MAX
 from gpuledger.store.usage_schema import USAGE_DAILY, USAGE_HOURLY
+from gpuledger.texts import counted
 from gpuledger_reports.reading.times import Window
 
 _PERIODS: Final = {
@@ -60,4 +61,5 @@ def notes_on_impossible(connection: duckdb.DuckDBPyConnection, window: Window) -
         count = sum(rows for _, rows in nodes)
         more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
         names = ", ".join(name for name, _ in nodes[:_SHOWN])
-        yield f"{count} rows with impossible amounts are left out, of nodes: {names}{more}."
+        rows = counted(count, "row")
+        yield f"Left out: {rows} with impossible amounts, from nodes {names}{more}."

@@ -10,7 +10,7 @@ from typing import Any, Final
 import duckdb
 
 from gpuledger.errors import ArgumentError
-from gpuledger.texts import shorten
+from gpuledger.texts import counted, shorten
 from gpuledger_reports.capacity.demand import Demand, read_demand, read_waiting
 from gpuledger_reports.capacity.forecasting import DAY, WEEK, Forecast, forecast, hours_needed
 from gpuledger_reports.capacity.report import (
@@ -92,9 +92,11 @@ def find_outlook(
     if known < needed:
         notes.append(f"too short a history; {-(-needed // DAY)} days are needed")
     if demand.filled_hours:
-        notes.append(f"{demand.filled_hours} hours without samples of some GPUs")
+        notes.append(
+            f"{counted(demand.filled_hours, 'hour')} without samples of over 10 % of the GPUs"
+        )
     if unknown := hours - known - demand.filled_hours:
-        notes.append(f"{unknown} hours of unknown allocation")
+        notes.append(f"{counted(unknown, 'hour')} of unknown allocation")
     if known >= needed:
         made = forecast(series, days * DAY, known=demand.known, pause=pause)
         found |= _of_forecast(made, gpus)

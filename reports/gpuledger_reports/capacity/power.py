@@ -19,8 +19,8 @@ COLUMNS: Final[Mapping[str, str]] = {
 }
 ABOUT: Final = (
     "`Power limit W` is the sum of the power limits of the GPUs at the end of the time range."
-    " `Mean W` is the mean power that they drew in hours with samples, `Peak hour W` that of the"
-    " hour in which they drew the most, and `Headroom W` the limit minus this peak."
+    " `Mean W` is the mean power that they drew in hours with samples, `Peak hour W` the mean"
+    " power in the hour in which they drew the most, and `Headroom W` the limit minus this peak."
 )
 # The last known limit counts, because an inventory may lack the facts of a GPU for some time.
 _LIMITS: Final = """

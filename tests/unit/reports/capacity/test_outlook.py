@@ -146,7 +146,8 @@ def test_a_history_of_mostly_unknown_hours_is_not_forecast() -> None:
         replace(steady, known=known, filled_hours=silent), ("cluster", "model"), days=7
     )
     assert found["note"] == (
-        "too short a history; 34 days are needed; 1392 hours without samples of some GPUs"
+        "too short a history; 34 days are needed;"
+        " 1392 hours without samples of over 10 % of the GPUs"
     )
     assert found["method"] is found["error"] is found["full_days_p50"] is None
 
