@@ -76,7 +76,9 @@ class ExternalScaler:
         def unary(answer: Callable[[MessageFields], bytes]) -> Handler:
             async def handle(stream: Stream[Any, Any]) -> None:
                 message = await stream.recv_message()
-                await stream.send_message(_count(lambda: answer(MessageFields(message or b""))))
+                await stream.send_message(
+                    _answer_counted(lambda: answer(MessageFields(message or b"")))
+                )
 
             return Handler(handle, Cardinality.UNARY_UNARY, bytes, bytes)
 
@@ -91,8 +93,8 @@ class ExternalScaler:
     def _is_active(self, message: MessageFields) -> bytes:
         return write_field(1, self._activity(ScaledObject(message)))
 
-    def _activity(self, of: ScaledObject) -> bool:
-        return self._use(of.workload, of.trigger.metric) > of.trigger.activation_target
+    def _activity(self, scaled: ScaledObject) -> bool:
+        return self._use(scaled.workload, scaled.trigger.metric) > scaled.trigger.activation_target
 
     def _metric_spec(self, message: MessageFields) -> bytes:
         trigger = ScaledObject(message).trigger
@@ -100,18 +102,20 @@ class ExternalScaler:
 
     def _metrics(self, message: MessageFields) -> bytes:
         (reference,) = message.messages(1)
-        of = ScaledObject(reference)
-        value = self._use(of.workload, of.trigger.metric)
-        return write_field(1, write_field(1, of.trigger.metric) + write_field(3, value))
+        scaled = ScaledObject(reference)
+        value = self._use(scaled.workload, scaled.trigger.metric)
+        return write_field(1, write_field(1, scaled.trigger.metric) + write_field(3, value))
 
     async def _push(self, stream: Stream[Any, Any]) -> None:
         """Send `true` each time the workload becomes active; KEDA ignores `false`."""
         message = await stream.recv_message()
-        of = _count(lambda: ScaledObject(MessageFields(message or b"")))
+        scaled = _answer_counted(lambda: ScaledObject(MessageFields(message or b"")))
         was_active = False
         while True:
             try:
-                is_active = self._activity(of)
+                is_active = self._activity(scaled)
+            except AbsentError:
+                is_active = False
             except UnknownUseError:
                 is_active = was_active
             if is_active and not was_active:
@@ -120,7 +124,7 @@ class ExternalScaler:
             await self._wait()
 
 
-def _count(answer: Callable[[], T]) -> T:
+def _answer_counted(answer: Callable[[], T]) -> T:
     """Return the answer, or raise a `GRPCError`; count the request."""
     status = "ok"
     try:

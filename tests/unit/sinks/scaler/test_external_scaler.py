@@ -139,10 +139,11 @@ async def test_each_activation_is_pushed_once(tmp_path: Path) -> None:
         keda.pushed(reference(METADATA | {"activationTarget": "0.5"})) as pushed,
     ):
         assert await keda.is_active(reference(METADATA)) is False
-        for value in (0.4, 0.6, 0.7, UnknownUseError("silent"), 0.8, 0.0, 2.0):
+        silent, absent = UnknownUseError("silent"), AbsentError("no pods")
+        for value in (0.4, 0.6, 0.7, silent, 0.8, 0.0, 2.0, absent, absent, 1.0):
             await known.change(value)
             await keda.spec(reference(METADATA))
-        assert [await anext(pushed), await anext(pushed)] == [True, True]
+        assert [await anext(pushed) for _ in range(3)] == [True] * 3
         with suppress(TimeoutError):
             async with asyncio.timeout(0.05):
                 pytest.fail(f"pushed once more: {await anext(pushed)}")
