@@ -40,7 +40,7 @@ app = App(
         "Run the agent next to dcgm-exporter, on the same node and another port. The values of a"
         " series are the same if the mean on each page is between the lowest and the highest value"
         " on the other. The tolerance is 5 %, but at least 2, or 0.02 for ratios. Codes and counts"
-        " must be equal.",
+        " are the same if both pages had the same values and end with the same one.",
         examples={
             "The agent next to dcgm-exporter, on a node": (
                 "gpuledger compare http://localhost:9400 --with http://localhost:9820"

@@ -1,7 +1,8 @@
 """Compares the series of two pages over several scrapes. Does no I/O.
 
 Two series have the same values if the mean of each is in the range of the other, with a tolerance,
-because the two exporters query the driver at different times. Codes and counts have no tolerance.
+because the two exporters query the driver at different times. Codes and counts are the same if both
+pages had the same values and end with the same one.
 """
 
 from collections import defaultdict
@@ -30,10 +31,10 @@ _INSTANCES_INSTEAD: Final = (
 )
 _PROFILING: Final = "DCGM_FI_PROF_"
 _NOT_IN_DCGM_EXPORTER: Final = (
-    "Either dcgm-exporter's list lacks the field, or DCGM has no value of it."
+    "Either dcgm-exporter's list lacks the field, or DCGM has no value for it."
 )
 _OTHERS_IN_DCGM_EXPORTER: Final = (
-    "dcgm-exporter has the field, but no value of this GPU, instance or event."
+    "dcgm-exporter has the field, but no value for this GPU, instance or event."
 )
 
 
@@ -197,12 +198,17 @@ def tolerance_of(metric: str) -> Tolerance:
 
 
 def are_close(theirs: Sequence[float], ours: Sequence[float], tolerance: Tolerance) -> bool:
-    """Return whether the mean of each page's values is in the range of the other page's."""
-    return all(
-        tolerance.allows(bound, mean)
-        for mean, others in ((fmean(theirs), ours), (fmean(ours), theirs))
-        for bound in (min(max(mean, min(others)), max(others)),)
+    """Return whether two series of values count as the same."""
+    if tolerance is _EXACT:
+        return set(theirs) == set(ours) and theirs[-1] == ours[-1]
+    return _is_in_range(fmean(theirs), ours, tolerance) and _is_in_range(
+        fmean(ours), theirs, tolerance
     )
+
+
+def _is_in_range(mean: float, others: Sequence[float], tolerance: Tolerance) -> bool:
+    nearest = min(max(mean, min(others)), max(others))
+    return tolerance.allows(nearest, mean)
 
 
 def find_facts(

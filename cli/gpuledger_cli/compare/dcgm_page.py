@@ -40,8 +40,6 @@ class SeriesKey(NamedTuple):
 class ShownSeries:
     """A series on a page."""
 
-    name: str
-    """The metric's name on the page."""
     value: float
     labels: Mapping[str, str]
     """The labels that are not in the key."""
@@ -88,9 +86,7 @@ def _read(sample: Sample) -> tuple[SeriesKey, ShownSeries]:
     name_on_page = sample.name.removesuffix("_total")
     metric = old_names().get(name_on_page, name_on_page)
     others = {name: value for name, value in labels.items() if name not in (_INSTANCE, *_PARTS)}
-    return SeriesKey(metric, uuid, ",".join(parts)), ShownSeries(
-        name=name_on_page, value=sample.value, labels=others
-    )
+    return SeriesKey(metric, uuid, ",".join(parts)), ShownSeries(value=sample.value, labels=others)
 
 
 @cache

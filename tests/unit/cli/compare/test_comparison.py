@@ -121,14 +121,17 @@ def test_a_value_that_changed_differs_because_dcgm_exporter_repeats_its_values()
         ("DEV_POWER_USAGE", [0, 700], [0], False),
         ("DEV_POWER_USAGE", [0], [0], True),
         ("DEV_XID_ERRORS", [94], [95], False),
+        ("DEV_XID_ERRORS", [31, 31, 79], [79, 79, 31], False),
+        ("DEV_XID_ERRORS", [31, 31, 79], [31, 79, 79], True),
         ("DEV_ECC_DBE_VOL_TOTAL", [0], [2], False),
+        ("DEV_ECC_DBE_VOL_TOTAL", [0, 0, 5], [0, 3, 5], False),
         ("DEV_CORRECTABLE_REMAPPED_ROWS", [3], [1], False),
         ("DEV_CLOCK_THROTTLE_REASONS", [4], [5], False),
         ("DEV_PSTATE", [0], [2], False),
         ("DEV_PSTATE", [2], [2], True),
     ],
 )
-def test_values_are_the_same_if_each_mean_is_in_the_others_range_with_a_tolerance(
+def test_measured_values_are_the_same_with_a_tolerance_and_codes_and_counts_without(
     metric: str, theirs: Sequence[float], ours: Sequence[float], *, is_close: bool
 ) -> None:
     tolerance = tolerance_of(f"DCGM_FI_{metric}")
