@@ -15,7 +15,7 @@ _MAX_VARINT_BYTES: Final = 10
 _MORE: Final = 0x80
 
 
-def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+def _read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the number and the bytes of each length-delimited field of a message.
 
     All other fields are skipped.
@@ -60,7 +60,7 @@ class MessageFields:
     def __init__(self, message: bytes) -> None:
         """Parse a message; raises ValueError if it is malformed."""
         self._values: dict[int, list[bytes]] = {}
-        for number, value in read_fields(message):
+        for number, value in _read_fields(message):
             self._values.setdefault(number, []).append(value)
 
     def text(self, number: int) -> str:
@@ -79,7 +79,7 @@ class MessageFields:
         return [MessageFields(value) for value in self._values.get(number, ())]
 
 
-def write_varint(value: int) -> bytes:
+def _write_varint(value: int) -> bytes:
     """Encode a non-negative integer: seven bits per byte, the lowest first."""
     encoded = bytearray()
     while value >= _MORE:
@@ -92,8 +92,8 @@ def write_varint(value: int) -> bytes:
 def write_field(number: int, value: bytes | str | float) -> bytes:
     """Encode a field: a message or text with its length, a number as a `double`, a `bool`."""
     if isinstance(value, bool):
-        return write_varint(number << 3 | _VARINT) + write_varint(value)
-    if isinstance(value, float):
-        return write_varint(number << 3 | _DOUBLE) + struct.pack("<d", value)
+        return _write_varint(number << 3 | _VARINT) + _write_varint(value)
+    if isinstance(value, int | float):
+        return _write_varint(number << 3 | _DOUBLE) + struct.pack("<d", value)
     content = value.encode() if isinstance(value, str) else value
-    return write_varint(number << 3 | _LENGTH) + write_varint(len(content)) + content
+    return _write_varint(number << 3 | _LENGTH) + _write_varint(len(content)) + content

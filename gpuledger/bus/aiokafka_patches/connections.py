@@ -30,9 +30,9 @@ class BriefConnection(conn.AIOKafkaConnection):  # type: ignore[misc]  # aiokafk
     """
 
     seconds: ClassVar[float] = 5.0
-    """How long a broker may take to accept a connection, with TLS, and then to return its API
-    versions; also how long it may take to return metadata. A search for a coordinator may wait for
-    all three, and must end within the usual `request_timeout_seconds`, 30 s."""
+    """Each of three steps may take this long: accept a connection, with TLS; return the API
+    versions; return metadata. A search for a coordinator may wait for all three, and must end
+    within the usual `request_timeout_seconds`, 30 s."""
 
     _request_timeout: float
 
