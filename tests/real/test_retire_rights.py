@@ -99,7 +99,7 @@ def test_the_documented_permissions_suffice_and_those_for_watermarks_do_not_allo
         empty = run(kafka, WATCHER, "watermarks", "--component", component)
         assert empty.stdout.startswith("not complete: no watermark of"), empty.stderr
     nothing = run(kafka, INSPECTOR, "inspect")
-    assert (nothing.returncode, "no event of the last" in nothing.stderr) == (1, True), nothing
+    assert (nothing.returncode, "no event in the last" in nothing.stderr) == (1, True), nothing
     refused = run(kafka, WATCHER, "cluster", "retire", "gone")
     assert refused.returncode == 2
     assert "gpuledger." in refused.stderr

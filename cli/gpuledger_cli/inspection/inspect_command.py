@@ -36,8 +36,9 @@ app = App(
     usage="gpuledger inspect [OPTIONS] [NODE...]",
     help_format="plaintext",
     help_epilogue=epilogue(
-        "Memory is in GiB. A pod's allocated memory is its share of the GPU times the GPU's memory;"
-        " used memory and busy time are measured, whatever the share.",
+        "Memory is in GiB; in JSON, it is in bytes. A pod's allocated memory is its share"
+        " of the GPU times the GPU's memory; used memory and busy time are measured, whatever the"
+        " share.",
         examples={
             "The memory of all GPUs, by node": "gpuledger inspect",
             "The pods on one node": "gpuledger inspect -d gpu-node-7",
@@ -91,7 +92,7 @@ def explain_absent(
     found: Sequence[Node], *, nodes: Sequence[str], cluster: str | None
 ) -> Iterator[str]:
     """Yield the reason why the result lacks nodes; nothing if each name has a node."""
-    recent = f"no event of the last {LOOKBACK_SECONDS} s"
+    recent = f"no event in the last {LOOKBACK_SECONDS} s"
     if not found:
         yield (
             f"{recent}; check the agents and the join with `gpuledger watermarks --component join`"
@@ -101,7 +102,7 @@ def explain_absent(
     for name in names:
         if not any(is_selected(node, nodes=name, cluster=cluster) for node in found):
             selected = [*name, *([f"cluster {cluster}"] if cluster else [])]
-            yield f"{recent} of {' in '.join(selected)}; `gpuledger inspect` shows all nodes"
+            yield f"{' in '.join(selected)}: {recent}; `gpuledger inspect` shows all nodes"
 
 
 def is_selected(node: Node, *, nodes: Sequence[str], cluster: str | None) -> bool:

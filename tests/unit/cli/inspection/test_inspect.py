@@ -195,7 +195,7 @@ def test_each_name_without_a_node_is_reported_and_only_without_any_node_the_agen
 ) -> None:
     lines = explain_absent([node_of(event())], nodes=nodes, cluster=cluster)
     assert [line.partition(";")[0] for line in lines] == [
-        f"no event of the last 30 s of {name}" for name in absent
+        f"{name}: no event in the last 30 s" for name in absent
     ]
     (line,) = explain_absent([], nodes=nodes, cluster=cluster)
     assert "check the agents and the join" in line
