@@ -112,7 +112,8 @@ def test_a_cluster_with_kubesphere_accepts_its_dashboard(
     (options,) = re.findall(r"--set (\S+)", command)
     where = ["--namespace=gpuledger-agent", f"--kubeconfig={api.kubeconfig}"]
     stored = "/apis/monitoring.kubesphere.io/v1alpha2/clusterdashboards"
-    eventually(lambda: api.request("GET", stored)[0] == 200)
+    # While a kind is unknown, the answer is a text.
+    eventually(lambda: api.fetch("GET", stored).status == 200)
     helm("install", "gpuledger", CHART, f"--set={options}", *where)
     _, found = api.request("GET", stored)
     (made,) = found["items"]

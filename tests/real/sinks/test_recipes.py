@@ -369,9 +369,9 @@ def test_a_scaled_object_gets_the_use_of_the_pods_of_its_workload(run: Run, head
     for one in workloads(run):
         query = queries[0].replace('"serving"', f'"{one["namespace"]}"')
         query = query.replace('"Deployment"', f'"{one["owner_kind"]}"')
-        query = query.replace('"chat"', f'"{one["owner_name"]}"').replace(
-            "sum(", "sum by (cluster) ("
-        )
+        query = query.replace('"chat"', f'"{one["owner_name"]}"')
+        for aggregation in ("sum", "count"):
+            query = query.replace(f"{aggregation}(", f"{aggregation} by (cluster) (")
         expected = used_by(run, one["pod_uid"])
 
         assert expected > 0 or one["owner_kind"] == "Job"

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from gpuledger_reports.api.answering import AnswerSettings
 from gpuledger_reports.pricing.policy_file import parse_policy
@@ -94,14 +95,16 @@ def test_the_exporter_reads_a_number_in_each_of_its_columns(
     assert {type(row[name]) for row in rows for name in EXPORTED.split()} <= {int, Decimal}
 
 
-def test_the_guide_shows_the_answer_to_its_request(store: AnswerSettings) -> None:
-    """As its jq filter prints it."""
-    page = GUIDE.read_text()
+def test_the_guide_shows_the_answer_to_its_request(store: AnswerSettings, tmp_path: Path) -> None:
+    """At its prices, and as its jq filter prints it."""
+    page, prices = GUIDE.read_text(), tmp_path / "prices.yaml"
+    prices.write_text(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0])
+    store = replace(store, prices=str(prices))
     (request,) = re.findall(r"localhost:\$port(/allocation\?[^\"]+)", page)
     (of_namespaces,) = content_of(store, request)["data"]
     rows = [one for one in of_namespaces.values() if one["gpuCost"] > 0]
 
-    assert sorted(re.findall(r"^9824\t(\w+)\t(\d+)\t(\d+)$", page, re.MULTILINE)) == sorted(
+    assert sorted(re.findall(r"^9824\t(\w+)\t(\d+)\t([\d.]+)$", page, re.MULTILINE)) == sorted(
         (row["name"], f"{row['gpuHours'].normalize()}", f"{row['gpuCost'].normalize()}")
         for row in rows
     )
