@@ -1,23 +1,24 @@
 """Nodes with GPUs on a real control plane; a thread plays their kubelets.
 
-It runs gpuledger's containers as processes, as the objects on the API server say, and answers that
-all other pods run. Scheduler and controllers are real.
+It runs gpuledger's containers as processes, with the commands of their pods on the API server, and
+reports all other pods as running. Scheduler and controllers are real.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from tests.real.deployment.rendering import Rendering
+from tests.real.played import Played
 from tests.real.services import web
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
-    from typing import Self
 
     from tests.real.deployment.installation import Installation
     from tests.real.end_to_end.components import Component
@@ -34,35 +35,30 @@ _OBJECTS: Final = {
 
 
 @dataclass
-class PlayedNodes:
+class PlayedNodes(Played):
     """Nodes whose pods run, those of gpuledger as processes."""
 
     installation: Installation
     overridden: Mapping[str, str] = field(default_factory=dict)
-    """Variables of agents that differ from the rendered ones, because there is no GPU here."""
+    """Variables of agents with other values than the rendered ones, for a machine without a GPU."""
     addresses: dict[str, str] = field(default_factory=dict)
     """The addresses on which processes listen, by the addresses of their pods."""
     components: dict[str, Component] = field(default_factory=dict)
     """The processes that run, by the names of their pods."""
 
     def __post_init__(self) -> None:
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._play, daemon=True)
+        super().__post_init__()
         self._errors: list[BaseException] = []
         self._pods = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
+    @override
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end.set()
-        self._thread.join()
+        super().__exit__(kind, error, trace)
         for component in self.components.values():
             component.kill()
         if self._errors:
@@ -95,6 +91,7 @@ class PlayedNodes:
             pod for pod in found if pod["status"].get("phase") == "Running" and not _is_deleted(pod)
         ]
 
+    @override
     def _play(self) -> None:
         try:
             while not self._end.wait(_PERIOD_SECONDS):

@@ -6,12 +6,14 @@ answers Prometheus with the series of running pods, among which it divides each 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from typing_extensions import override
+
+from tests.real.played import Played
 from tests.real.services.page import serving
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Use(NamedTuple):
 
 
 @dataclass
-class PlayedWorkloads:
+class PlayedWorkloads(Played):
     """Deployments whose pods use GPUs according to a load in GPUs."""
 
     kube: KubeApiClient
@@ -48,26 +50,25 @@ class PlayedWorkloads:
     """Whether the series of GPUs are missing."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._running: list[dict[str, Any]] = []
-        self._end = threading.Event()
         self._page = ExitStack()
-        self._thread = threading.Thread(target=self._play, daemon=True)
 
+    @override
     def __enter__(self) -> Self:
         self.kube.create_namespace(NAMESPACE)
         self._address = self._page.enter_context(serving(self.series))
-        self._thread.start()
-        return self
+        return super().__enter__()
 
+    @override
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end.set()
+        super().__exit__(kind, error, trace)
         self._page.close()
-        self._thread.join()
 
     @property
     def scrape_config(self) -> str:
@@ -110,6 +111,7 @@ class PlayedWorkloads:
         replicas: int = found["spec"]["replicas"]
         return replicas
 
+    @override
     def _play(self) -> None:
         while not self._end.wait(_PERIOD_SECONDS):
             _, found = self.kube.request("GET", _PODS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -24,12 +26,10 @@ from gpuledger.records import (
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS
+from tests.real.played import Played
 from tests.real.played_workloads import NAMESPACE, NODE
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from gpuledger.bus.protocol import Producer
     from tests.real.played_workloads import PlayedWorkloads, Use
 
@@ -37,38 +37,28 @@ _INTERVAL_NS = 500_000_000
 _KEY = key_in("default", NODE)
 
 
-class PublishedWorkloads:
+@dataclass
+class PublishedWorkloads(Played):
     """Publishes events in which each pod has a GPU of its own, except while `played` is silent."""
 
-    def __init__(self, played: PlayedWorkloads, *, bootstrap_servers: str) -> None:
-        self._played, self._servers = played, bootstrap_servers
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._publish()), daemon=True)
+    played: PlayedWorkloads
+    bootstrap_servers: str
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end.set()
-        self._thread.join()
+    @override
+    def _play(self) -> None:
+        asyncio.run(self._publish())
 
     async def _publish(self) -> None:
-        bus = KafkaBus(KafkaSettings(bootstrap_servers=self._servers))
+        bus = KafkaBus(KafkaSettings(bootstrap_servers=self.bootstrap_servers))
         async with bus.producer() as producer:
             while not self._end.is_set():
-                if not self._played.is_silent:
+                if not self.played.is_silent:
                     await self._publish_event(producer)
                 await asyncio.sleep(_INTERVAL_NS / 1e9)
 
     async def _publish_event(self, producer: Producer) -> None:
         now_ns = time.time_ns()
-        event = _event(self._played.uses(), now_ns)
+        event = _event(self.played.uses(), now_ns)
         message = Message(_KEY.encode(), encode(event), now_ns // 1_000_000)
         partition = partition_of_node(_KEY, partitions=EVENTS.partitions)
         await producer.publish(EVENTS.name, partition, [message])

@@ -95,7 +95,7 @@ class DriverTraits:
         return bool(missing)
 
     def learn(self, shares: Shares, *, is_shared: bool) -> None:
-        """Learn the other properties, except `skips_idle`, from the samples of one tick.
+        """Learn the other properties from the samples of a tick, which only disprove `skips_idle`.
 
         `is_shared` tells whether several containers, or a container and the host, use the GPU.
         """

@@ -37,8 +37,7 @@ app = App(
     help_format="plaintext",
     help_epilogue=epilogue(
         "Memory is in GiB; in JSON, it is in bytes. A pod's allocated memory is its share"
-        " of the GPU times the GPU's memory; used memory and busy time are measured, whatever the"
-        " share.",
+        " of the GPU times the GPU's memory. Used memory and busy time are measured.",
         examples={
             "The memory of all GPUs, by node": "gpuledger inspect",
             "The pods on one node": "gpuledger inspect -d gpu-node-7",
