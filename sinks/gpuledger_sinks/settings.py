@@ -422,10 +422,10 @@ class ScalerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         except ValueError as error:
             raise ValueError(f"listen: {error}") from error
         require_cluster_name(self.cluster)
-        if bool(self.cert_file) != bool(self.key_file) or (
-            self.client_ca_file and not self.cert_file
-        ):
+        if bool(self.cert_file) != bool(self.key_file):
             raise ValueError("cert_file: set it together with key_file")
+        if self.client_ca_file and not self.cert_file:
+            raise ValueError("client_ca_file: needs cert_file and key_file too")
         if self.stale_after_seconds < self.window_seconds:
             raise ValueError("stale_after_seconds: shorter than window_seconds; raise it")
 

@@ -9,7 +9,8 @@ from gpuledger.bus.protocol import Bus, HistoryReader, Record, Span, TopicPartit
 from gpuledger.certificates import Validity, load_authorities, load_own
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock, SystemClock
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusError, UndecodableError
+from gpuledger.errors import BusError, UndecodableError, UserError
+from gpuledger.keys import split_key
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import CheckSeverity, Readiness, RetryingCaller
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
@@ -37,7 +38,14 @@ async def run_scaler(
         LAG_SECONDS.labels(sink=SCALER).set_function(follower.lag_seconds)
         server = ScalerServer(ExternalScaler(use=follower.use, wait=follower.wait))
         host, port = parse_listen(settings.listen)
-        await server.start(host, port, ssl=_tls_context(settings, readiness))
+        context = _tls_context(settings, readiness)
+        try:
+            await server.start(host, port, ssl=context)
+        except OSError as error:
+            raise UserError(
+                f"scaler.listen: cannot listen on {settings.listen}: {error.strerror or error};"
+                " choose another address (GPULEDGER_SCALER__LISTEN)"
+            ) from error
         async with server:
             while True:
                 await retrying(follower.read)
@@ -54,6 +62,7 @@ class Follower:
         self._topic = bus.topics.events
         self._decoder = Decoder(topic=self._topic.name, record=GpuEvent)
         self._window_ns = round(settings.window_seconds * NS_PER_SECOND)
+        self._cluster = settings.cluster
         self._uses = WorkloadUse(
             cluster=settings.cluster,
             window_seconds=settings.window_seconds,
@@ -88,13 +97,16 @@ class Follower:
         spans = await self._reader.spans(self._topic.name)
         if new := spans.keys() - self._positions.keys():
             since_ms = (begun_ns - self._window_ns) // NS_PER_MS
-            self._positions |= await self._reader.offsets_at(new, since_ms)
+            found = await self._reader.offsets_at(new, since_ms)
+            # Without records in the window, the offset is the end, which may have moved since.
+            self._positions |= {at: min(found[at], spans[at].end) for at in new}
         for at, span in spans.items():
             known = self._positions[at]
             # Retention may have removed the position, or the topic was recreated.
             first = known if span.first <= known <= span.end else span.first
-            async for records in self._reader.read(at, Span(first, span.end)):
-                self._take(records)
+            if first < span.end:
+                async for records in self._reader.read(at, Span(first, span.end)):
+                    self._take(records)
             self._positions[at] = span.end
         self._uses.forget_stale(begun_ns)
         self._complete_ns = begun_ns
@@ -103,6 +115,9 @@ class Follower:
 
     def _take(self, records: Iterable[Record]) -> None:
         for record in records:
+            # The key starts with the cluster, and decoding takes most of the time.
+            if record.key and split_key(record.key.decode(errors="replace"))[0] != self._cluster:
+                continue
             try:
                 event = self._decoder.decode(record.value)
                 left_out = self._uses.take(event, self._clock.time_ns())

@@ -38,10 +38,11 @@ class AbsentError(UnknownUseError):
 
 
 class _Node:
-    """The samples of a node in the window; if it sends nothing any more, its last ones."""
+    """The samples of a node in the window; if none arrives in time any more, its last ones."""
 
     def __init__(self) -> None:
-        self.newest_ns = 0
+        self.received_ns = 0
+        """When the newest event arrived, in time or not."""
         self.intervals: dict[int, int] = {}
         """The length of each sample, by its time."""
         self.pods: dict[Workload, dict[str, dict[int, _Amounts]]] = {}
@@ -81,15 +82,20 @@ class WorkloadUse:
         `ValueError` if the event refers to something that it does not list.
         """
         begin_ns, at = now_ns - self._window_ns, event.time_ns
-        if event.cluster != self._cluster or not begin_ns < at <= now_ns + self._window_ns:
+        if event.cluster != self._cluster:
             return 0
-        node = self._nodes.setdefault(event.node, _Node())
-        if at in node.intervals:
+        is_in_window = begin_ns < at <= now_ns + self._window_ns
+        node = self._nodes.get(event.node)
+        if node is None and is_in_window:
+            node = self._nodes[event.node] = _Node()
+        if node is None:
+            return 0
+        node.received_ns = now_ns
+        if not is_in_window or at in node.intervals:
             return 0
         left_out = 0
         of_pods = _amounts_of(event)
         node.intervals[at] = event.interval_ns
-        node.newest_ns = max(node.newest_ns, at)
         for (workload, uid), amounts in of_pods.items():
             if workload not in self._workloads and len(self._workloads) >= self._max_workloads:
                 left_out += 1
@@ -103,7 +109,7 @@ class WorkloadUse:
         """Forget nodes that have sent nothing for too long, and workloads without pods."""
         begin_ns = now_ns - self._stale_ns
         self._nodes = {
-            name: node for name, node in self._nodes.items() if node.newest_ns > begin_ns
+            name: node for name, node in self._nodes.items() if node.received_ns > begin_ns
         }
         self._workloads = {workload for node in self._nodes.values() for workload in node.pods}
 

@@ -36,10 +36,11 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.scaler.keda import Keda, connected, reference
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from gpuledger.bus.memory import MemoryBus
+    from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition
 
 TRAIN = Workload("research", "StatefulSet", "train")
 METADATA = {"scalerAddress": "scaler:9826", "target": "0.7", "ownerKind": "StatefulSet"}
@@ -215,6 +216,34 @@ async def test_after_an_outage_only_the_window_is_read() -> None:
 
         assert value_of(DROPPED_TOTAL.labels(sink="scaler", reason="invalid")) == before
         assert follower.use(TRAIN, "gpus") == 0.5
+
+
+class RacingReader:
+    """A reader after whose query of spans something happens."""
+
+    def __init__(self, inner: HistoryReader, then: Callable[[], Awaitable[object]]) -> None:
+        self._inner, self._then = inner, then
+
+    async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
+        found = await self._inner.spans(topic)
+        await self._then()
+        return found
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+async def test_old_events_are_not_read_if_a_late_one_arrives_between_two_queries() -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, b"unreadable", event(0))
+    clock.advance(100)
+    async with on.reader() as inner:
+        reader = RacingReader(inner, lambda: publish(on, event(10)))
+        follower = Follower(bus=on, reader=reader, settings=ScalerSettings(), clock=clock)  # type: ignore[arg-type]  # stands in for a reader
+        before = value_of(DROPPED_TOTAL.labels(sink="scaler", reason="invalid"))
+        await follower.read()
+
+        assert value_of(DROPPED_TOTAL.labels(sink="scaler", reason="invalid")) == before
 
 
 async def test_a_record_that_cannot_be_used_is_counted() -> None:

@@ -175,6 +175,17 @@ def test_a_unresponsive_node_with_pods_is_an_error_until_it_is_forgotten() -> No
             assert use.total(TRAIN, "gpus", now(tick)) == (1.0 if tick < 15 else 0.5)
 
 
+def test_a_node_whose_samples_come_late_is_an_error_and_not_forgotten() -> None:
+    use = window(event(node="node-b"))
+    for tick in range(100):
+        use.take(event(tick), now(tick))
+        use.take(event(tick - 20, node="node-b"), now(tick))
+        use.forget_stale(now(tick))
+        if tick >= 15:
+            with pytest.raises(UnknownUseError, match="node node-b"):
+                use.total(TRAIN, "gpus", now(tick))
+
+
 def test_a_unresponsive_node_without_pods_of_the_workload_does_not_matter() -> None:
     use = window(event(node="node-b", entries=[], pods=[]))
     use.take(event(20), now(20))
