@@ -73,9 +73,14 @@ HEADLINES: Final[Mapping[str, Headlines]] = {
     ),
 }
 """The metrics that are made from each report."""
+_ROUNDING_GPUS: Final = 0.02
+"""More than the rounding of three means to 0.01 changes their difference."""
 _IS_ZERO: Final[Mapping[str, Callable[[Row], bool]]] = {
     "waste": lambda gpus: (
-        gpus["mean_allocated"] == 0 and gpus["mean_allocatable"] == gpus["mean_healthy"] != 0
+        gpus["mean_allocated"] == 0
+        and bool(gpus["mean_healthy"])
+        and abs(gpus["mean_healthy"] - gpus["mean_allocatable"] - gpus["mean_cordoned"])
+        < _ROUNDING_GPUS
     ),
     "faults": lambda gpus: bool(gpus["mean_healthy"]),
 }
@@ -123,7 +128,8 @@ class CapacityMetrics:
         self._failures[report] += 1
         if self._failures[report] > _KEPT_FAILURES:
             _clear(report)
-            self._fleet = () if report == _FLEET else self._fleet
+            if report == _FLEET:
+                self._fleet = ()
 
 
 def _clear(report: str) -> None:
@@ -135,12 +141,14 @@ def _clear(report: str) -> None:
 
 def _set(report: str, content: dict[str, Any], fleet: Sequence[Row]) -> None:
     by, columns = HEADLINES[report]
+    known = {tuple(row[name] for name in by) for row in content["rows"]}
     zeros = (
         dict.fromkeys(columns, 0) | {name: gpus[name] for name in by}
         for gpus in fleet
-        if report in _IS_ZERO and _IS_ZERO[report](gpus)
+        if report in _IS_ZERO
+        and tuple(gpus[name] for name in by) not in known
+        and _IS_ZERO[report](gpus)
     )
-    # The rows of the report replace the zeros.
     for row in (*zeros, *content["rows"]):
         group = [row[name] or "" for name in by]
         for column, (gauge, *others) in columns.items():

@@ -131,8 +131,8 @@ def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnec
     rows = [row for row in found.rows if question.selects(row)]
     if question.top is not None:
         rows = [*_first_of_days(rows, question.top)]
-    if hidden := {*added} - {*report.columns}:
-        rows = [{name: row[name] for name in row if name not in hidden} for row in rows]
+    if added:
+        rows = [{name: row[name] for name in row if name not in added} for row in rows]
     notes = [*_selection(question, is_empty=not rows), *found.notes]
     if rows and report.has_money and question.policy == read_policy(None).policy:
         notes.append("Costs are at built-in example prices; give a price file.")

@@ -336,7 +336,7 @@ def _interrupted(
             _RUNS, {"pods": orjson.dumps(uids).decode()}
         ).fetchall()
     }
-    fractions = read_fractions(connection)
+    fractions = read_fractions(connection) if runs else {}
     found, unsized = [], 0
     for failure in failures:
         hours = 0.0

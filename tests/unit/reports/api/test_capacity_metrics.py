@@ -92,6 +92,7 @@ async def test_an_unknown_value_has_no_series_and_zero_has_one() -> None:
     ("gpus", "failures", "unused"),
     [
         ({"healthy": 8, "allocatable": 8, "allocated": 0}, 0, 0),
+        ({"healthy": 8, "allocatable": 7.9, "allocated": 0, "cordoned": 0.1}, 0, 0),
         ({"healthy": 8, "allocatable": 8, "allocated": 3}, 0, None),
         ({"healthy": 8, "allocatable": 6, "allocated": 0}, 0, None),
         ({"healthy": 0, "allocatable": 0, "allocated": 0}, None, None),
@@ -99,10 +100,10 @@ async def test_an_unknown_value_has_no_series_and_zero_has_one() -> None:
     ],
 )
 async def test_a_group_without_a_row_is_zero_only_if_its_gpus_imply_it(
-    gpus: dict[str, int | None], failures: int | None, unused: int | None
+    gpus: dict[str, float | None], failures: int | None, unused: int | None
 ) -> None:
     lab: dict[str, object] = {"cluster": "lab", "failures": 2, "unused_gpu_hours": 5}
-    row: dict[str, object] = {"cluster": "prod", "pool": "a"}
+    row: dict[str, object] = {"cluster": "prod", "pool": "a", "mean_cordoned": 0}
     row |= {f"mean_{name}": count for name, count in gpus.items()}
     reports = Reports(fleet=row, faults=lab, waste=lab)
     await CapacityMetrics(reports.ask).update()
