@@ -268,7 +268,7 @@ def _silent_zeros(autoscaler: Autoscaler) -> Iterator[Field]:
 
 
 def fallback_at_zero(autoscaler: Autoscaler) -> Iterator[Field]:
-    """Find triggers that fail at zero replicas, and so activate the fallback."""
+    """Find triggers without data at zero replicas or in an outage, which activate the fallback."""
     if autoscaler.scales_to_zero and autoscaler.spec.at("fallback").node:
         for signal, _ in _triggers(autoscaler):
             field = signal.setting("ignoreNullValues")
@@ -396,7 +396,7 @@ MISTAKES: Final[Sequence[Mistake]] = (
     ),
     Mistake(
         "fallback-at-zero",
-        "At zero replicas the query has no data, so the fallback starts replicas without load.",
+        "While the query has no data, the fallback starts replicas without load.",
         "Remove the fallback: without it, KEDA keeps the replicas while a query fails.",
         fallback_at_zero,
     ),
