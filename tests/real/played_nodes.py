@@ -46,6 +46,7 @@ class PlayedNodes(Played):
     components: dict[str, Component] = field(default_factory=dict)
     """The processes that run, by the names of their pods."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self._errors: list[BaseException] = []

@@ -49,6 +49,7 @@ class PlayedWorkloads(Played):
     is_silent: bool = False
     """Whether the series of GPUs are missing."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self._running: list[dict[str, Any]] = []
