@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import duckdb
 
-from gpuledger.store.distributions import ALLOCATED, BUSY, GIB, MEMORY, USED
+from gpuledger.store.distributions import ALLOCATED, BUSY, GIB, USED
 from gpuledger_reports.capacity.allocations import (
     DIMENSIONS,
     HOLDER,
@@ -88,15 +88,16 @@ _SEEN: Final = f"""
 CREATE OR REPLACE TEMP TABLE seen AS
 WITH hours AS (
     SELECT {_DEVICE} AS device, {HOLDER} AS holder, {_NUMBER} AS number,
-        1::BIGINT << number % {_BLOCK_HOURS} AS bit, allocated_pod_state = 'unknown' AS is_unknown,
-        {ALLOCATED} & {_WHOLE_HOUR} & ~coalesce({USED}, 0) <> 0 AS may_be_idle
+        1::BIGINT << number % {_BLOCK_HOURS} AS bit,
+        CASE WHEN allocated_pod_state = 'unknown' THEN bit ELSE 0 END AS unknown_bit,
+        CASE WHEN {ALLOCATED} & {_WHOLE_HOUR} & ~coalesce({USED}, 0) <> 0 THEN bit ELSE 0 END
+            AS idle_bit
     FROM usage_hourly_unnamed WHERE {_IN_WINDOW} AND category = 'idle'
         AND (allocated_ns > 0 OR NOT {IS_HELD})
 )
 SELECT device, holder, number // {_BLOCK_HOURS} AS block,
     min(number) AS first_hour, max(number) AS last_hour, bit_or(bit) AS hours,
-    bit_or(CASE WHEN is_unknown THEN bit ELSE 0 END) AS unknown_hours,
-    bit_or(CASE WHEN may_be_idle THEN bit ELSE 0 END) AS idle_hours
+    bit_or(unknown_bit) AS unknown_hours, bit_or(idle_bit) AS idle_hours
 FROM hours GROUP BY ALL
 """  # noqa: S608  # as above
 """SQL of the hours of each device by holder, as bits of a block. A device can be idle only in
@@ -151,8 +152,7 @@ SELECT {_DEVICE} AS device, {_NUMBER} AS hour, {HOLDER} AS holder,
     -- Minutes without kernels of processes that held memory, and their mean memory in this hour.
     max({BUSY.columns[0]}) FILTER (category <> 'idle' AND memory_byte_ns > 0) AS still_minutes,
     sum(memory_byte_ns) FILTER (category <> 'idle')::DOUBLE / {GIB} / 6e10
-        / nullif(max(CASE WHEN category <> 'idle' AND {BUSY.columns[0]} > 0
-            THEN {" + ".join(MEMORY.columns)} END), 0) AS gib
+        / nullif(max({BUSY.columns[0]} + bit_count({USED})) FILTER (category <> 'idle'), 0) AS gib
 FROM {_ROWS} WHERE category <> 'idle' OR {IS_HELD}
 GROUP BY ALL
 """  # noqa: S608  # as above
