@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from gpuledger.store.distributions import BUSY, MEMORY
 from gpuledger.store.views import create_views
+from gpuledger_reports.capacity.idle_time import LIMITS
 from gpuledger_reports.capacity.report import Answer, Question
-from gpuledger_reports.capacity.waste import LIMITS, read_rows
+from gpuledger_reports.capacity.waste import read_rows
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.pricing.policy_file import parse_policy
 from gpuledger_reports.reading.times import Window
