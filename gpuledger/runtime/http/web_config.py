@@ -205,28 +205,28 @@ class WebGuard:
         if tls := config.tls_server_config:
             files = [self._file, tls.cert_file, tls.key_file, tls.client_ca_file]
             self._watch.follow(filter(None, files))
-            context, validities = make_context(tls)
+            context, validities = make_context(tls, prefix=_TLS)
         self._users = BasicAuth(config.basic_auth_users) if config.basic_auth_users else None
         self._config, self._context = config, context
         return validities
 
 
-def make_context(config: TlsServerConfig) -> tuple[ssl.SSLContext, list[Validity]]:
+def make_context(config: TlsServerConfig, *, prefix: str) -> tuple[ssl.SSLContext, list[Validity]]:
     """Return a server's TLS context, and how long its certificates are valid.
 
-    Raises `UserError` with the field of an unusable file.
+    Raises `UserError` with the field of an unusable file; `prefix` precedes the field's name.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion[f"TLSv1_{config.min_version[-1]}"]
     context.maximum_version = ssl.TLSVersion[f"TLSv1_{config.max_version[-1]}"]
     context.options |= ssl.OP_NO_RENEGOTIATION
     own, key = config.cert_file, config.key_file
-    validities = load_own(context, prefix=_TLS, cert_file=own, key_file=key)
+    validities = load_own(context, prefix=prefix, cert_file=own, key_file=key)
     if config.client_ca_file is not None:
         # Optional in the handshake, because the kubelet's probes have no certificate. The pages
         # that require a certificate check it themselves.
         context.verify_mode = ssl.CERT_OPTIONAL
-        setting, file = f"{_TLS}client_ca_file", config.client_ca_file
+        setting, file = f"{prefix}client_ca_file", config.client_ca_file
         load_authorities(context, setting=setting, file=file)
         validities += authorities_of(context, setting=setting, file=file)
     return context, validities

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuledger.bus.protocol import Bus, HistoryReader, Record, Span, TopicPartition
-from gpuledger.certificates import Validity, load_authorities, load_own
+from gpuledger.certificates import Validity
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, UndecodableError, UserError
@@ -14,6 +14,7 @@ from gpuledger.keys import split_key
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import CheckSeverity, Readiness, RetryingCaller
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
+from gpuledger.runtime.http.web_config import TlsServerConfig, make_context
 from gpuledger.settings.groups import parse_listen
 from gpuledger_sinks.metrics import DROPPED_TOTAL, LAG_SECONDS, count_scaler_from_zero
 from gpuledger_sinks.registry import SCALER
@@ -38,7 +39,7 @@ async def run_scaler(
         LAG_SECONDS.labels(sink=SCALER).set_function(follower.lag_seconds)
         server = ScalerServer(ExternalScaler(use=follower.use, wait=follower.wait))
         host, port = parse_listen(settings.listen)
-        context = _tls_context(settings, readiness)
+        context = _tls_context(settings, readiness=readiness, clock=clock)
         try:
             await server.start(host, port, ssl=context)
         except OSError as error:
@@ -128,31 +129,39 @@ class Follower:
                 DROPPED_TOTAL.labels(sink=SCALER, reason="too_many").inc(left_out)
 
 
-def _tls_context(settings: ScalerSettings, readiness: Readiness) -> ssl.SSLContext | None:
-    """Return the TLS context, whose certificate is replaced when its files change."""
-    certificate, key = settings.cert_file, settings.key_file
-    if certificate is None or key is None:
+def _tls_context(
+    settings: ScalerSettings, *, readiness: Readiness, clock: Clock
+) -> ssl.SSLContext | None:
+    """Return the TLS context; each connection uses the files that are then in force."""
+    if settings.cert_file is None or settings.key_file is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["h2"])
+    authorities = settings.client_ca_file
+    config = TlsServerConfig(
+        cert_file=settings.cert_file,
+        key_file=settings.key_file,
+        client_auth_type="RequireAndVerifyClientCert" if authorities else "NoClientCert",
+        client_ca_file=authorities,
+    )
+    current: ssl.SSLContext
 
     def load() -> list[Validity]:
-        # First into another context, because a mistake would leave this one unusable.
-        both = (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context)
-        return [
-            load_own(each, prefix="scaler.", cert_file=certificate, key_file=key) for each in both
-        ][-1]
+        nonlocal current
+        current, validities = make_context(config, prefix="scaler.")
+        current.set_alpn_protocols(["h2"])
+        if authorities:
+            current.verify_mode = ssl.CERT_REQUIRED
+        return validities
 
-    if settings.client_ca_file is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        load_authorities(context, setting="scaler.client_ca_file", file=settings.client_ca_file)
-    check = readiness.check(f"{SCALER}.certificate", severity=CheckSeverity.WARNING)
-    files = FilesInForce(
-        load,
-        validities=load(),
-        watch=FileWatch([certificate, key]),
-        check=check,
-        on_read=lambda _: None,
+    def follow(connection: ssl.SSLObject, *_: object) -> None:
+        files.look()
+        connection.context = current
+
+    watch = FileWatch(
+        filter(None, (config.cert_file, config.key_file, authorities)),
+        monotonic=lambda: clock.monotonic_ns() / NS_PER_SECOND,
     )
+    check = readiness.check(f"{SCALER}.certificate", severity=CheckSeverity.WARNING)
+    files = FilesInForce(load, validities=load(), watch=watch, check=check, on_read=lambda _: None)
     readiness.add_periodic(files.look, check=check)
-    return context
+    current.sni_callback = follow  # called in each handshake, also if the client sends no name
+    return current

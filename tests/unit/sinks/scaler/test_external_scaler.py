@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import ssl
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from grpclib.const import Status
-from grpclib.exceptions import GRPCError
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Readiness
@@ -20,7 +21,7 @@ from gpuledger_sinks.scaler.workload_use import AbsentError, Metric, UnknownUseE
 from gpuledger_sinks.settings import ScalerSettings
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
-from tests.real.services.certificates import Authority
+from tests.real.services.certificates import Authority, KeyPair
 from tests.real.services.ports import free_ports
 from tests.unit.sinks.builders import (
     NODE,
@@ -258,33 +259,81 @@ async def test_a_record_that_cannot_be_used_is_counted() -> None:
         assert follower.use(TRAIN, "gpus") == 0.5
 
 
-async def test_the_scaler_serves_over_tls_and_requires_a_client_certificate(
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_the_scaler_uses_the_certificates_that_are_now_in_its_files(
+    host: str, tmp_path: Path
+) -> None:
+    """A client needs a certificate of an authority that is still in the file."""
+    first, second = (Authority(folder=tmp_path / name) for name in ("first", "second"))
+    used = KeyPair(certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key")
+    clients = tmp_path / "ca.crt"
+
+    def client(pair: KeyPair | None, *, trusts: Authority) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=trusts.certificate)
+        context.set_alpn_protocols(["h2"])
+        if pair:
+            context.load_cert_chain(pair.certificate, pair.key)
+        return context
+
+    def put(authority: Authority) -> KeyPair:
+        """Write the scaler's files, and return the pair, which is also a client's."""
+        pair = authority.issue("scaler")
+        for file, to in zip(
+            (pair.certificate, pair.key, authority.certificate),
+            (used.certificate, used.key, clients),
+            strict=True,
+        ):
+            to.write_bytes(file.read_bytes())
+        return pair
+
+    (port,) = free_ports(1)
+    settings = ScalerSettings(
+        listen=f"127.0.0.1:{port}",
+        cert_file=used.certificate,
+        key_file=used.key,
+        client_ca_file=clients,
+    )
+    readiness, on, of = Readiness(), bus(), reference(METADATA)
+
+    async def is_served(context: ssl.SSLContext) -> bool:
+        async with connected(host=host, port=port, ssl=context) as keda:
+            try:
+                return await keda.spec(of) == {"gpus": 0.7}
+            except (OSError, StreamTerminatedError):
+                return False
+
+    old = put(first)
+    async with running(
+        run_scaler(bus=on, settings=settings, readiness=readiness, clock=ManualClock())
+    ):
+        await eventually(lambda: "all partitions read" in str(readiness.report()))
+        assert await is_served(client(old, trusts=first))
+        assert not await is_served(client(None, trusts=first))
+        assert not await is_served(client(second.issue("client"), trusts=first))
+
+        new = put(second)
+        assert await is_served(client(new, trusts=second))
+        assert not await is_served(client(old, trusts=second))
+    assert value_of(LAG_SECONDS.labels(sink="scaler")) <= 2 * SECOND_NS
+
+
+async def test_the_check_of_the_scaler_reports_expired_authorities_of_clients(
     tmp_path: Path,
 ) -> None:
     authority = Authority(folder=tmp_path)
-    pair = authority.issue("localhost")
+    pair, expired = (
+        authority.issue("scaler"),
+        authority.issue("old", lifetime=-dt.timedelta(minutes=1)),
+    )
     (port,) = free_ports(1)
     settings = ScalerSettings(
         listen=f"127.0.0.1:{port}",
         cert_file=pair.certificate,
         key_file=pair.key,
-        client_ca_file=authority.certificate,
+        client_ca_file=expired.certificate,
     )
-    readiness, on = Readiness(), bus()
-    with_certificate, without = (
-        ssl.create_default_context(cafile=authority.certificate) for _ in range(2)
-    )
-    with_certificate.load_cert_chain(pair.certificate, pair.key)
-    of = reference(METADATA)
+    readiness = Readiness()
     async with running(
-        run_scaler(bus=on, settings=settings, readiness=readiness, clock=ManualClock())
+        run_scaler(bus=bus(), settings=settings, readiness=readiness, clock=ManualClock())
     ):
-        await eventually(lambda: "all partitions read" in str(readiness.report()))
-        for context in (with_certificate, without):
-            context.set_alpn_protocols(["h2"])
-        async with connected(host="localhost", port=port, ssl=with_certificate) as keda:
-            assert await keda.spec(of) == {"gpus": 0.7}
-        async with connected(host="localhost", port=port, ssl=without) as keda:
-            with pytest.raises(Exception, match=r"certificate|lost|closed|reset"):
-                await keda.spec(of)
-    assert value_of(LAG_SECONDS.labels(sink="scaler")) <= 2 * SECOND_NS
+        await eventually(lambda: "scaler.client_ca_file" in str(readiness.report()))
