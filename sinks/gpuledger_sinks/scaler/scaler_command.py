@@ -5,6 +5,8 @@ import ssl
 from collections.abc import Iterable
 from typing import Final
 
+import structlog
+
 from gpuledger.bus.protocol import Bus, HistoryReader, Record, Span, TopicPartition
 from gpuledger.certificates import Validity
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock, SystemClock
@@ -15,6 +17,7 @@ from gpuledger.records import GpuEvent
 from gpuledger.runtime import CheckSeverity, Readiness, RetryingCaller
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
 from gpuledger.runtime.http.web_config import TlsServerConfig, make_context
+from gpuledger.runtime.logs import Repeats
 from gpuledger.settings.groups import parse_listen
 from gpuledger_sinks.metrics import DROPPED_TOTAL, LAG_SECONDS, count_scaler_from_zero
 from gpuledger_sinks.registry import SCALER
@@ -24,6 +27,7 @@ from gpuledger_sinks.settings import ScalerSettings
 
 READ_INTERVAL_SECONDS: Final = 1.0
 """Pause between two reads of new events."""
+_log = structlog.get_logger(__name__)
 
 
 async def run_scaler(
@@ -75,6 +79,7 @@ class Follower:
         self._complete_ns: int | None = None
         """Time at which the last read of all partitions began; `None` before the first."""
         self._changed = asyncio.Event()
+        self._repeats = Repeats()
 
     def lag_seconds(self) -> float:
         """Return the time since all partitions were read to their end."""
@@ -117,16 +122,19 @@ class Follower:
     def _take(self, records: Iterable[Record]) -> None:
         for record in records:
             # The key starts with the cluster, and decoding takes most of the time.
-            if record.key and split_key(record.key.decode(errors="replace"))[0] != self._cluster:
+            key = (record.key or b"").decode(errors="replace")
+            if key and split_key(key)[0] != self._cluster:
                 continue
+            reason, error = "too_many", "more workloads than scaler.max_workloads"
             try:
                 event = self._decoder.decode(record.value)
                 left_out = self._uses.take(event, self._clock.time_ns())
-            except (UndecodableError, ValueError):
+            except (UndecodableError, ValueError) as invalid:
                 # Other sinks write the dead letter. The node counts as unresponsive.
-                DROPPED_TOTAL.labels(sink=SCALER, reason="invalid").inc()
-            else:
-                DROPPED_TOTAL.labels(sink=SCALER, reason="too_many").inc(left_out)
+                reason, error, left_out = "invalid", str(invalid), 1
+            DROPPED_TOTAL.labels(sink=SCALER, reason=reason).inc(left_out)
+            if left_out and (count := self._repeats.count(reason, more=left_out)):
+                _log.warning("scaler_use_dropped", key=key, count=count, error=error)
 
 
 def _tls_context(

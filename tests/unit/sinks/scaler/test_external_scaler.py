@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+from structlog.testing import capture_logs
 
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Readiness
@@ -31,6 +32,7 @@ from tests.unit.sinks.builders import (
     entry,
     event,
     eventually,
+    pod,
     publish,
     running,
 )
@@ -247,16 +249,28 @@ async def test_old_events_are_not_read_if_a_late_one_arrives_between_two_queries
         assert value_of(DROPPED_TOTAL.labels(sink="scaler", reason="invalid")) == before
 
 
-async def test_a_record_that_cannot_be_used_is_counted() -> None:
+async def test_records_and_pods_that_are_left_out_are_counted_and_logged() -> None:
     on, clock = bus(), ManualClock()
-    async with following(on, clock) as (follower, _):
-        before = value_of(DROPPED_TOTAL.labels(sink="scaler", reason="invalid"))
+    settings = ScalerSettings(max_workloads=1)
+    dropped = [DROPPED_TOTAL.labels(sink="scaler", reason=one) for one in ("invalid", "too_many")]
+    before = [*map(value_of, dropped)]
+    others = event(1, pods=[pod(owner_name="other")], node="node-b")
+    async with on.reader() as reader:
+        follower = Follower(bus=on, reader=reader, settings=settings, clock=clock)
         await publish(on, b"{", event(entries=[entry(container=77)]), event(1), node=NODE)
         clock.advance(1)
-        await follower.read()
+        with capture_logs() as logged:
+            await follower.read()
+            await publish(on, others)
+            await follower.read()
 
-        assert value_of(DROPPED_TOTAL.labels(sink="scaler", reason="invalid")) == before + 2
+        assert [*map(value_of, dropped)] == [before[0] + 2, before[1] + 1]
         assert follower.use(TRAIN, "gpus") == 0.5
+    assert [(one["event"], one["key"]) for one in logged] == [
+        ("scaler_use_dropped", "default/node-a"),
+        ("scaler_use_dropped", "default/node-b"),
+    ]
+    assert "max_workloads" in logged[1]["error"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
