@@ -1,4 +1,4 @@
-"""Reads the GPU-hours that were free on cordoned nodes, on which schedulers place no pods.
+"""Reads when nodes were cordoned, so that schedulers placed no pods, and their free GPU-hours.
 
 A node is cordoned from its first version with `unschedulable` to the next version without it.
 Before, it is unknown and counts as not cordoned. Pods on a cordoned node continue to run.
@@ -11,12 +11,13 @@ import duckdb
 from gpuledger_reports.reading.times import HOUR_US, Window
 
 _MINUTE_US: Final = HOUR_US // 60
-_CORDONS: Final = """
+CORDONS: Final = """
 CREATE OR REPLACE TEMP TABLE cordons AS
 SELECT cluster, node, greatest(epoch_us(in_force_from), $begin_us) AS since_us,
     least(epoch_us(valid_to), $end_us) AS until_us
 FROM nodes WHERE unschedulable AND deleted_time IS NULL AND since_us < until_us
 """
+"""SQL of the times in a window in which nodes were cordoned."""
 _LIMITS: Final = "SELECT min(since_us), max(until_us) FROM cordons"
 # A device is free in minutes of the bitmap. Without one, free time is spread over the hour.
 _CORDONED: Final = f"""
@@ -46,7 +47,7 @@ def create_cordoned(connection: duckdb.DuckDBPyConnection, window: Window) -> No
     Its columns are `hour`, `cluster`, `node`, `gpu_uuid`, `gpu` (the physical GPU), `model`,
     `device_fraction` and `hours`.
     """
-    connection.execute(_CORDONS, window._asdict())
+    connection.execute(CORDONS, window._asdict())
     ((since_us, until_us),) = connection.execute(_LIMITS).fetchall()
     limits = {
         "first_us": (since_us or 0) // HOUR_US * HOUR_US,

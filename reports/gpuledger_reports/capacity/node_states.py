@@ -14,6 +14,7 @@ import duckdb
 
 from gpuledger.store.query import DERIVED_COLUMNS
 from gpuledger_reports.capacity.allocations import USAGE, usage_limits
+from gpuledger_reports.capacity.cordons import CORDONS
 from gpuledger_reports.capacity.packing import NodeState, Pod
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Question
 from gpuledger_reports.capacity.stranding import WHOLE, Shape
@@ -95,10 +96,8 @@ _DEVICES: Final = """
 """
 _CORDONED_NODES: Final = """
     CREATE OR REPLACE TEMP TABLE cordoned_nodes AS
-    SELECT DISTINCT instant - INTERVAL {minute} MINUTES AS hour, cluster, node
-    FROM (SELECT unnest([{instants}]) AS instant)
-    JOIN nodes ON in_force_from <= instant AND (valid_to IS NULL OR instant < valid_to)
-    WHERE unschedulable AND deleted_time IS NULL
+    SELECT DISTINCT hour, cluster, node FROM devices JOIN cordons USING (cluster, node)
+    WHERE epoch_us(hour) + {minute} * {minute_us} BETWEEN since_us AND until_us - 1
 """
 _TABLES: Final = (_OF_NODE, _PODS, _WAITING, _NEEDS, _DEVICES, _CORDONED_NODES)
 _STATES: Final = """
@@ -221,6 +220,7 @@ def read_states(connection: duckdb.DuckDBPyConnection, question: Question) -> No
     def rows(sql: str, **parameters: int) -> list[tuple[Any, ...]]:
         return connection.execute(sql.format(**names), parameters).fetchall()
 
+    connection.execute(CORDONS, question.window._asdict())
     for table in _TABLES:
         connection.execute(table.format(**names))
     free = {
@@ -255,6 +255,7 @@ def _sql_names(question: Question, hours: Sequence[int]) -> dict[str, str | int]
         "holder": _HOLDER,
         "whole": WHOLE,
         "minute": _MINUTE,
+        "minute_us": _MINUTE_US,
         "hours": ", ".join(map(_sql_time, hours)),
         "instants": ", ".join(_sql_time(hour + _MINUTE * _MINUTE_US) for hour in hours),
         "begin": begin,
