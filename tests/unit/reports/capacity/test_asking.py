@@ -1,5 +1,6 @@
 """Options become a question, and an answer has at most the requested rows."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -29,6 +30,14 @@ from tests.unit.reports.stores import BEGIN_US, allocated, node_row, write_store
 
 COMPLETE = Window(BEGIN_US, BEGIN_US + 60 * DAY_US)
 NOW_US = COMPLETE.end_us + 10 * 60 * 10**6
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection with the views of a store."""
+    with duckdb.connect() as connection:
+        open_store(connection, write_store(tmp_path, nodes=[node_row()]))
+        yield connection
 
 
 def report(rows: int = 0) -> Report:
@@ -127,38 +136,43 @@ def test_a_mistake_is_named_with_its_fix(given: dict[str, str], message: str) ->
     assert str(raised.value).startswith(message)
 
 
-def test_an_answer_has_at_most_the_requested_rows() -> None:
-    with duckdb.connect() as connection:
-        found = answer(report(rows=5), asked({"top": "2"}), connection)
-        assert ([row["count"] for row in found.rows], found.is_found) == ([0, 1], True)
-        assert not answer(report(), asked({}), connection).is_found
+def test_an_answer_has_at_most_the_requested_rows(
+    opened: duckdb.DuckDBPyConnection,
+) -> None:
+    found = answer(report(rows=5), asked({"top": "2"}), opened)
+    assert ([row["count"] for row in found.rows], found.is_found) == ([0, 1], True)
+    assert not answer(report(), asked({}), opened).is_found
 
 
-def test_costs_at_example_prices_are_labelled() -> None:
+def test_costs_at_example_prices_are_labelled(
+    opened: duckdb.DuckDBPyConnection,
+) -> None:
     examples, own = read_policy(None).policy, BillPolicy()
     costs = replace(report(rows=1), has_money=True)
-    with duckdb.connect() as connection:
-        labelled = [
-            (each.has_money, policy is examples)
-            for each, policy in product((costs, report(rows=1)), (examples, own))
-            if answer(each, replace(asked({}), policy=policy), connection).notes
-        ]
+    labelled = [
+        (each.has_money, policy is examples)
+        for each, policy in product((costs, report(rows=1)), (examples, own))
+        if answer(each, replace(asked({}), policy=policy), opened).notes
+    ]
     assert labelled == [(True, True)]
 
 
-def test_a_day_has_at_most_the_requested_rows_and_no_day_is_left_out() -> None:
+def test_a_day_has_at_most_the_requested_rows_and_no_day_is_left_out(
+    opened: duckdb.DuckDBPyConnection,
+) -> None:
     rows: list[Row] = [
         {"model": None, "day": day, "count": count}
         for day in ("2026-11-01", "2026-11-02")
         for count in range(3)
     ]
     daily = replace(report(), read=lambda _, __: Answer(rows=rows))
-    with duckdb.connect() as connection:
-        found = answer(daily, asked({"top": "2"}), connection)
+    found = answer(daily, asked({"top": "2"}), opened)
     assert found.rows == [row for row in rows if row["count"] < 2]
 
 
-def test_a_selection_has_the_rows_of_a_grouping_by_its_dimensions() -> None:
+def test_a_selection_has_the_rows_of_a_grouping_by_its_dimensions(
+    opened: duckdb.DuckDBPyConnection,
+) -> None:
     """Also if the dimension is not shown, or is unknown in some rows."""
     rows = [
         {"cluster": cluster, "model": model, "count": number}
@@ -171,17 +185,16 @@ def test_a_selection_has_the_rows_of_a_grouping_by_its_dimensions() -> None:
         assert question.by == ("model", "cluster")
         return Answer(rows=rows)
 
-    with duckdb.connect() as connection:
-        for cluster, at in {"prod": 0, "": 2, "lab": 4}.items():
-            given = {"where": f"cluster={cluster}"}
-            found = answer(replace(report(), read=read), asked(given), connection)
-            assert found.rows == [
-                {"model": row["model"], "count": row["count"]} for row in rows[at : at + 2]
-            ]
-        given = {"where": "cluster=dev", "by": "model,cluster"}
-        found = answer(replace(report(), read=read), asked(given), connection)
-        assert (found.rows, found.is_found) == ([], False)
-        assert found.notes == ["No row has cluster=dev. Group by cluster to see all values."]
+    for cluster, at in {"prod": 0, "": 2, "lab": 4}.items():
+        given = {"where": f"cluster={cluster}"}
+        found = answer(replace(report(), read=read), asked(given), opened)
+        assert found.rows == [
+            {"model": row["model"], "count": row["count"]} for row in rows[at : at + 2]
+        ]
+    given = {"where": "cluster=dev", "by": "model,cluster"}
+    found = answer(replace(report(), read=read), asked(given), opened)
+    assert (found.rows, found.is_found) == ([], False)
+    assert found.notes == ["No row has cluster=dev. Group by cluster to see all values."]
 
 
 def test_progress_ends_at_100_percent() -> None:
