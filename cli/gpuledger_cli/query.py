@@ -216,9 +216,8 @@ def print_rows(
     )
     for row in texts:
         table.add_row(*(row[at] for at in kept))
-    needed = Console(width=_ANY_WIDTH).measure(table).maximum
-    needed = needed if excess > 0 else min(limit, needed)
-    Console(file=file, width=needed).print(table, soft_wrap=True)
+    shown = Console(file=file, width=_ANY_WIDTH if excess > 0 else limit)
+    shown.print(table, soft_wrap=True)
     return omitted
 
 
