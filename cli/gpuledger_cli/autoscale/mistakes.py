@@ -27,7 +27,7 @@ _EXPORTERS: Final = tuple(
 )
 _RATIO: Final = re.compile(r"\w+_ratio|DCGM_FI_PROF_\w+_(ACTIVE|OCCUPANCY)")
 _PER_CENT: Final = re.compile(r"DCGM_FI_DEV_\w+_UTIL|(amd_)?gpu_gfx_activity", re.IGNORECASE)
-_KEEPS_UNIT: Final = SAME_SERIES | {"sum", "avg", "min", "max", "quantile", "vector"}
+_KEEPS_UNIT: Final = SAME_SERIES | {"sum", "avg", "min", "max", "quantile", "scalar", "vector"}
 _OF_ONE_POD: Final = frozenset(
     {"pod", "pod_uid", "container", "gpu_uuid", "gpu", "uuid", "instance"}
 )
@@ -150,7 +150,7 @@ def several_series(autoscaler: Autoscaler) -> Iterator[Field]:
         main = query.main
         names = [name for name in main.series if not name.endswith("_info")]
         is_bare = (
-            not main.functions - (SAME_SERIES - {"scalar"})
+            not main.functions - SAME_SERIES
             and len(names) == 1
             and (len(main.series) == 1 or main.factor is not None)
             and not _OF_ONE_POD.isdisjoint(_level(names[0]))

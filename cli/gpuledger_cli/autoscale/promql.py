@@ -26,7 +26,7 @@ _LABEL_LISTS: Final = frozenset({"by", "without", "on", "ignoring", "group_left"
 _WORDS: Final = _LABEL_LISTS | {"and", "or", "unless", "offset", "bool", "atan2", "inf", "nan"}
 _MATCHINGS: Final = frozenset({"on", "ignoring"})
 SAME_SERIES: Final = frozenset(
-    {"abs", "ceil", "floor", "round", "clamp", "clamp_max", "clamp_min", "scalar", "sort"}
+    {"abs", "ceil", "floor", "round", "clamp", "clamp_max", "clamp_min", "sort"}
     | {"avg_over_time", "max_over_time", "min_over_time", "last_over_time", "label_replace"}
 )
 """Functions that have one result for each series of their first argument."""
@@ -117,7 +117,7 @@ class Query:
         Constant factors and functions that keep the unit do not count, and `sum(…) / count(…)` is
         an average.
         """
-        return _aggregation(_bare(self.main.tokens))
+        return _aggregation(_bare(self.tokens))
 
     @cached_property
     def factor(self) -> float | None:
@@ -196,14 +196,16 @@ def _number(token: Token) -> float:
 
 
 def _main(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Return the tokens before `or 0 * …` and `or vector(…)`, also with `on` or `ignoring`."""
+    """Return the tokens before `or 0 * …` and `or vector(…)`, without brackets around them all."""
+    while tokens and tokens[0].text == "(" and _end(tokens, 0) == len(tokens) - 1:
+        tokens = tokens[1:-1]
     for index, token in enumerate(tokens):
         if token.text == "or" and token.depth == tokens[0].depth:
             start = index + 1
             if start < len(tokens) and tokens[start].text in _MATCHINGS:
                 start = _end(tokens, start + 1) + 1
             if [one.text for one in tokens[start : start + 2]] in _ALTERNATIVES:
-                return tokens[:index]
+                return _main(tokens[:index])
     return tokens
 
 
@@ -217,14 +219,12 @@ def _bare(tokens: Sequence[Token]) -> Sequence[Token]:
 
 
 def _shorter(texts: Sequence[str], tokens: Sequence[Token]) -> Sequence[Token]:
-    if texts[:1] == ["("] and _end(tokens, 0) == len(tokens) - 1:
-        return tokens[1:-1]
-    if texts[:1] and texts[0] in SAME_SERIES and _end(tokens, 1) == len(tokens) - 1:
+    if len(main := _main(tokens)) < len(tokens):
+        return main
+    if texts[:1] and texts[0] in SAME_SERIES | {"scalar"} and _end(tokens, 1) == len(tokens) - 1:
         depth = tokens[1].depth + 1
         ends = (i for i, one in enumerate(tokens) if one.text in {",", "["} and one.depth == depth)
         return tokens[2 : next(ends, -1)]
-    if len(main := _main(tokens)) < len(tokens):
-        return main
     if len(tokens) > 2 and texts[-2] in "*/" and _number(tokens[-1]):  # noqa: PLR2004  # operands
         return tokens[:-2]
     if len(tokens) > 2 and texts[1] == "*" and _number(tokens[0]):  # noqa: PLR2004  # as above

@@ -35,6 +35,13 @@ def test_brackets_comments_and_constants_do_not_hide_an_aggregation(form: str, q
     assert outer.name == query[:3]
 
 
+@for_each("form", ("({})", "{} or vector(0)", "({} or 0 * count(d))", "(({})) or on () vector(0)"))
+@for_each("query", ("a", "a * on (b) c", "(a) + (b)"))
+def test_the_main_query_has_neither_brackets_nor_an_alternative(form: str, query: str) -> None:
+    texts = [token.text for token in Query(form.format(query)).main.tokens]
+    assert texts == [token.text for token in Query(query).tokens]
+
+
 @pytest.mark.parametrize(
     ("query", "name"),
     [
