@@ -248,6 +248,11 @@ class DeviceFacts:
         """Properties of the product's generation."""
         return ARCHITECTURES[self.model.architecture]
 
+    @property
+    def room_bytes(self) -> int:
+        """Size of the memory that processes can use."""
+        return self.memory_bytes - self.model.reserved_bytes
+
     mig_gpu: MigGpu | None
     """MIG profiles of the product; `None` if it does not support MIG."""
     cuts: list[Cut]

@@ -21,8 +21,7 @@ _TRIAL_SECONDS: Final = 30.0
 
 def room_bytes() -> int:
     """Return the memory of the simulated GPU that processes can use."""
-    facts = describe_gpu(GpuGroup(model=_MODEL), uuid="", index=0)
-    return facts.memory_bytes - facts.model.reserved_bytes
+    return describe_gpu(GpuGroup(model=_MODEL), uuid="", index=0).room_bytes
 
 
 class SimulatedLoad:

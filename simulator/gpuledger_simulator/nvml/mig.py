@@ -90,10 +90,9 @@ class Mig(Subject):
         if slices is None or slices not in mig_gpu.profiles.values() or version != 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         facts = self._session.gpu(device).facts
-        room_bytes = facts.memory_bytes - facts.model.reserved_bytes
         info = pynvml.c_nvmlGpuInstanceProfileInfo_t()
         info.id, info.sliceCount = profile, slices.compute
-        info.memorySizeMB = room_bytes * slices.memory // mig_gpu.whole.memory // _MIB
+        info.memorySizeMB = facts.room_bytes * slices.memory // mig_gpu.whole.memory // _MIB
         return info
 
     def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:

@@ -52,7 +52,7 @@ class Readings(Subject):
         reserved = gpu.facts.model.reserved_bytes
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
         memory.total = gpu.facts.memory_bytes
-        memory.free = gpu.facts.memory_bytes - reserved - used
+        memory.free = gpu.facts.room_bytes - used
         # The first version counts the driver's reserve as used.
         memory.used = used if version else used + reserved
         if version:

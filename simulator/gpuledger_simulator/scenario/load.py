@@ -218,17 +218,16 @@ def _check_gpus(scenario: Scenario) -> None:
                 )
         for index, group in enumerate(groups):
             facts = describe_gpu(group, uuid="", index=index)
-            room = facts.memory_bytes - facts.model.reserved_bytes
             here = [process for process in on_node if index in process.spec.gpus]
             for process in here:
                 # A process uses the same memory from start to end, so the total can only be highest
                 # when a process starts.
                 held = sum(p.spec.memory_bytes for p in here if p.alive(process.start_ns))
-                if held > room:
+                if held > facts.room_bytes:
                     raise UserError(
                         f"{_who(process)}: memory_bytes: GPU {index} of {node.name} has room for"
-                        f" {room} bytes, but its processes would use {held} at this start; lower"
-                        " memory_bytes or move a process"
+                        f" {facts.room_bytes} bytes, but its processes would use {held} at this"
+                        " start; lower memory_bytes or move a process"
                     )
             for process in here:
                 _check_visits(process)
