@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import msgspec
 import structlog
+from prometheus_client import Gauge
 
 from gpuledger_reports.api import metrics
 from gpuledger_reports.api.endpoints import CAPACITY, PAGES
@@ -34,7 +35,7 @@ class Headlines(NamedTuple):
 
     by: tuple[str, ...]
     """The dimensions of the rows, which are labels."""
-    columns: Mapping[str, tuple[metrics.CapacityGauge, *tuple[str, ...]]]
+    columns: Mapping[str, tuple[Gauge, *tuple[str, ...]]]
     """The metric of each column, with the values of its further labels."""
 
 

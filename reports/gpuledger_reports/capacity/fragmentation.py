@@ -109,9 +109,9 @@ def _amount(gpus: float) -> str:
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     states = read_states(connection, question)
-    # Every row, and `unmet_gpus`, is a mean over the same time. A group without GPUs at an instant
-    # has 0 GPUs.
-    sampled = len(_sampled(states))
+    # Every row, and `unmet_gpus`, is a mean over the same time: the instants at which any node has
+    # samples. A group without GPUs at an instant has 0 GPUs.
+    sampled = len({at for of_kind in states.nodes.values() for at in of_kind})
     groups: dict[tuple[str | None, ...], _Group] = defaultdict(_Group)
     for kind in question.each(list(states.nodes)):
         mix, of_kind = states.mixes.get(kind, Counter()), states.nodes[kind]
@@ -127,21 +127,17 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         for key, group in groups.items()
     ]
     rows.sort(key=lambda row: (-row["stranded_gpus"], -row["gpus"]))
-    return Answer(rows=rows, notes=list(_notes(states, question, rows)))
+    instants = len(find_instants(question.window))
+    return Answer(rows=rows, notes=list(_notes(states, rows, instants=instants, sampled=sampled)))
 
 
-def _sampled(states: NodeStates) -> set[int]:
-    """Return the instants at which any node has samples."""
-    return {at for of_kind in states.nodes.values() for at in of_kind}
-
-
-def _notes(states: NodeStates, question: Question, rows: Sequence[Row]) -> Iterator[str]:
-    hours = find_instants(question.window)
-    sampled = _sampled(states)
-    yield f"Means over {len(sampled)} instants of the time range."
-    if missing := len(hours) - len(sampled):
+def _notes(
+    states: NodeStates, rows: Sequence[Row], *, instants: int, sampled: int
+) -> Iterator[str]:
+    yield f"Means over {sampled} instants of the time range."
+    if missing := instants - sampled:
         yield (
-            f"{missing} of {len(hours)} instants have no usage with minutes: nodes had no"
+            f"{missing} of {instants} instants have no usage with minutes: nodes had no"
             " samples, or an earlier version of gpuledger summed up the hour."
         )
     if states.unknown_gpus:

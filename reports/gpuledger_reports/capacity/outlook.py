@@ -1,7 +1,7 @@
 """The report `forecast`: the expected demand of each group, compared with its GPUs."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
@@ -159,7 +159,7 @@ def find_added(
     by: Sequence[str], keys: Sequence[Key], parsed: Sequence[tuple[str, str, float]]
 ) -> Mapping[Key, float]:
     """Return the GPUs to add to each group. Raises `ArgumentError` unless each names one group."""
-    added = Counter[Key]()
+    added = defaultdict[Key, float](float)
     for name, value, gpus in parsed if keys else ():
         if name and name not in by:
             raise ArgumentError("added", f"rows have no {shorten(name, 40)}; add it to `by`")
@@ -170,7 +170,7 @@ def find_added(
                 f"{gpus:g} GPUs match {len(named)} of {len(keys)} rows; select one row by `where`,"
                 f" or give KEY=VALUE:{gpus:g} with a value that only one row has",
             )
-        added[named[0]] += gpus  # type: ignore[assignment]  # the stubs only have whole counts
+        added[named[0]] += gpus
     return added
 
 
