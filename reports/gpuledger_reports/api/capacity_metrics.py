@@ -5,7 +5,6 @@ GPUs whose value is unknown, and none at all while its report cannot be answered
 row has the value 0 if the fleet's row of the group implies it.
 """
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import msgspec
 import structlog
 from prometheus_client import Gauge
 
+from gpuledger.clock import Sleeper, SystemClock
 from gpuledger_reports.api import metrics
 from gpuledger_reports.api.endpoints import CAPACITY, PAGES
 from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
@@ -26,6 +26,8 @@ from gpuledger_reports.capacity.report import Row
 
 _KEPT_FAILURES: Final = 2
 """Metrics keep their last values for so many failures in a row."""
+_RETRY_SECONDS: Final = 300.0
+"""Time between updates until a report is answered for the first time."""
 _GROUP: Final = ("cluster", "pool", "model")
 _log = structlog.get_logger(__name__)
 
@@ -92,8 +94,10 @@ nothing is allocated, or its GPUs are known to respond."""
 class CapacityMetrics:
     """The metrics of the reports in `HEADLINES`."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask, *, clock: Sleeper | None = None) -> None:
+        self._ask, self._clock = ask, clock or SystemClock()
+        self._awaited: str | None = ""
+        """The reason for which no report can be answered yet; `None` after the first answer."""
         self._fleet: Sequence[Row] = ()
         self._failures = Counter[str]()
         """The number of failures of each report since its last answer."""
@@ -102,7 +106,7 @@ class CapacityMetrics:
         """Update the metrics repeatedly until cancelled."""
         while True:
             await self.update()
-            await asyncio.sleep(interval_seconds)
+            await self._clock.sleep(interval_seconds if self._awaited is None else _RETRY_SECONDS)
 
     async def update(self) -> None:
         """Ask each report once, one after another, and set its metrics."""
@@ -116,11 +120,18 @@ class CapacityMetrics:
                 continue
             content = msgspec.json.decode(answer.body)
             if answer.status == HTTPStatus.OK:
+                self._awaited = None
                 del self._failures[report]
                 _clear(report)
                 if report == _FLEET:
                     self._fleet = content["rows"]
                 _set(report, content, self._fleet)
+            elif answer.status == HTTPStatus.SERVICE_UNAVAILABLE and self._awaited is not None:
+                # A new installation has no store or no complete hour, for any report.
+                if self._awaited != content["message"]:
+                    self._awaited = content["message"]
+                    _log.info("capacity_metrics_awaited", error=self._awaited)
+                return
             else:
                 self._keep_or_clear(report, content["message"])
 

@@ -13,7 +13,8 @@ from gpuledger_reports.api.capacity_metrics import HEADLINES, CapacityMetrics
 from gpuledger_reports.api.processes import LateError
 from gpuledger_reports.api.questions import CapacityQuestion, Question
 from gpuledger_reports.capacity.registry import REPORTS
-from tests.unit.reports.api.report_requests import fleet_store
+from tests.unit.reports.api.report_requests import fleet_store, settings_for
+from tests.unit.reports.stores import node_row, write_store
 
 Series = dict[tuple[str, ...], float]
 GAUGES = {gauge for one in HEADLINES.values() for gauge, *_ in one.columns.values()}
@@ -141,6 +142,46 @@ async def test_metrics_are_kept_for_two_failures_and_then_absent_until_the_next_
     failed = [line for line in logged if line["event"] == "capacity_metrics_failed"]
     assert failed[0]["error"] == "no answer within 30 s"
     assert {line["report"] for line in failed} == {*HEADLINES}
+
+
+class Hours:
+    """A clock on which each wait adds a row to a store, until the third."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        match len(self.slept):
+            case 1:
+                write_store(self._folder / "store", nodes=[node_row()])
+            case 2:
+                fleet_store(self._folder)
+            case _:
+                raise EndError
+
+
+class EndError(Exception):
+    """The test has seen enough updates."""
+
+
+async def test_a_new_installation_is_asked_soon_again_and_is_no_failure(tmp_path: Path) -> None:
+    """The log names each reason once: no store, and then no complete hour."""
+    settings = settings_for(str(tmp_path / "store"))
+    clock = Hours(tmp_path)
+
+    async def ask(question: Question) -> ReportAnswer:
+        return answer_to(question, settings)
+
+    with capture_logs() as logged, pytest.raises(EndError):
+        await CapacityMetrics(ask, clock=clock).follow(interval_seconds=3600)
+    assert clock.slept == [300, 300, 3600]
+    assert [(one["log_level"], one["error"][:12]) for one in logged] == [
+        ("info", "no such dire"),
+        ("info", "usage_hourly"),
+    ]
+    assert series()["timestamp_seconds"].keys() == {(name,) for name in HEADLINES}
 
 
 def test_each_metric_is_a_column_of_its_report_by_its_dimensions() -> None:
