@@ -149,7 +149,7 @@ def _notes(groups: Sequence[_Group]) -> Iterator[str]:
             yield text.format(count)
     if waits := [group.longest for group in groups if group.longest]:
         negated_seconds, pod, shape, message = min(waits, key=itemgetter(0, 1))
-        reason = f"; {message}" if message else ""
+        reason = f"; {' '.join(message.split())}" if message else ""
         yield f"{pod} ({shape}) has waited the longest: {_duration(-negated_seconds)}{reason}"
 
 

@@ -156,7 +156,9 @@ def test_groups_are_ranked_by_unmet_demand_and_have_their_reasons(tmp_path: Path
             in_force_from=BEGIN_US + 9 * HOUR_US,
             resource_version="1002",
         ),
-        pending_row("claim", created=1, queue="a", requested="{}"),
+        pending_row(
+            "claim", created=1, queue="a", requested="{}", message="cannot allocate\n\tall claims\n"
+        ),
     ]
     found = queue(tmp_path, waiting=waiting, by=("queue", "shape"))
     assert [(row["queue"], row["shape"], row["unmet_gpu_hours"]) for row in found.rows] == [
@@ -167,7 +169,8 @@ def test_groups_are_ranked_by_unmet_demand_and_have_their_reasons(tmp_path: Path
     assert found.rows[0]["reasons"] == "SchedulingGated: kueue.x-k8s.io/admission (1)"
     assert found.rows[1]["reasons"] == "no reason yet (1)"
     assert found.rows[2]["waiting_gpus"] is None
-    assert any("ns/claim (claim) has waited the longest: 9h" in note for note in found.notes)
+    longest = "ns/claim (claim) has waited the longest: 9h; cannot allocate all claims"
+    assert longest in found.notes
 
 
 def test_teams_are_those_of_bills(tmp_path: Path) -> None:
