@@ -71,7 +71,8 @@ COLUMNS: Final[Mapping[str, str]] = {
 _WHOLE: Final = 0.999
 """The minimum share of an hour that counts as the whole hour."""
 _NOT_SHARED: Final = 0.75
-"""The minimum share of a container that counts as a whole GPU. Runs may begin during a minute."""
+"""The minimum share of a container that counts as a whole GPU. Runs may begin during a minute. It
+is lower than in `node_states`, because a second share of this size would not fit anyway."""
 _SHOWN: Final = 0.05
 """The minimum number of GPUs for a note."""
 _SHARES_FROM_US: Final = DAY_US

@@ -43,7 +43,8 @@ _PERCENTS: Final = (50, 95, 99, 100)
 _MIG_MEMORY: Final = 0.95
 """The part of its memory slices that a MIG instance can use; some profiles can use more."""
 _EXCLUSIVE: Final = 0.9
-"""The minimum part of a device that counts as the whole device."""
+"""The minimum part of a device that counts as the whole device. It is higher than in
+`node_states`, because partial minutes matter less in a day than in an hour."""
 _BUCKETS: Final = tuple(column for each in DISTRIBUTIONS for column in each.columns)
 _WINDOW: Final = "day >= make_timestamptz($begin_us) AND day < make_timestamptz($end_us)"
 _IS_KNOWN: Final = f"category = 'idle' AND {BUSY.columns[0]} IS NOT NULL"
