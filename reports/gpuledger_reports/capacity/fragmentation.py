@@ -160,10 +160,10 @@ REPORT: Final = Report(
         " after moving each running pod to the fullest node on which it fits. Their difference is"
         " `Stranded`: 0 if packing gains nothing. `Unmet GPUs` is the mean number of GPUs for which"
         " pods waited, as in the report `queue`. Pods of DaemonSets stay on their nodes. Cordoned"
-        " nodes are excluded. Pods stay"
-        " on GPUs of their pool, model and MIG profile. A pod without a node counts for the GPUs"
-        " that other pods of its namespace used. `by CPU` and `by RAM` are empty if podwatch has"
-        " not published the requests of all pods and the sizes of all nodes."
+        " nodes, and parts of a partitioned GPU without a MIG instance, are excluded. Pods stay on"
+        " GPUs of their pool, model and MIG profile. A pod without a node counts for the GPUs that"
+        " other pods of its namespace used. `by CPU` and `by RAM` are empty if podwatch has not"
+        " published the requests of all pods and the sizes of all nodes."
     ),
     examples={"By pool": "", "By cluster and model": "--by cluster,model"},
     columns=COLUMNS,
