@@ -120,24 +120,31 @@ def load_own(
     return [own, *filter(None, found)]
 
 
-def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
-    """Return a client's TLS context that trusts only the CA certificates in a file.
+def trusting(*, setting: str, file: Path | None) -> tuple[ssl.SSLContext, list[Validity]]:
+    """Return a client's TLS context, and the validity of the CA certificates that it trusts.
 
-    Raises `SettingsError` with the setting's name.
+    They are only those in the file, or the system's if there is no file. Raises `SettingsError`.
+    """
+    if file is None:
+        return ssl.create_default_context(), []
+    _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
+    with naming(setting, file):
+        context = ssl.create_default_context(cafile=file)
+    return context, _authorities_of(context, setting=setting, file=file)
+
+
+def load_authorities(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:
+    """Make a TLS context trust the CA certificates in a file, and return their validity.
+
+    Raises `SettingsError`.
     """
     _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
     with naming(setting, file):
-        return ssl.create_default_context(cafile=file)
-
-
-def load_authorities(context: ssl.SSLContext, *, setting: str, file: Path) -> None:
-    """Make a TLS context trust the CA certificates in a file; raise `SettingsError` on failure."""
-    _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
-    with naming(setting, file):
         context.load_verify_locations(file)
+    return _authorities_of(context, setting=setting, file=file)
 
 
-def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:
+def _authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:
     """Return a list of at most one item: the validity of the CA certificate that expires last.
 
     One valid CA certificate is enough, for example while an old one is being replaced. If the

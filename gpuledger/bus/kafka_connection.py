@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
@@ -37,7 +36,7 @@ from gpuledger.bus.kafka_errors import (
 )
 from gpuledger.bus.kafka_tokens import TokenFile, TokenProvider
 from gpuledger.bus.protocol import TopicDescription
-from gpuledger.certificates import Validity, authorities_of, load_own, trusting
+from gpuledger.certificates import Validity, load_own, trusting
 from gpuledger.errors import BusUnavailableError, RefusedError, TopicsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
@@ -139,7 +138,7 @@ class KafkaCredentials:
         if self._settings.security_protocol.endswith("SSL"):
             self._context, validities = tls_context(self._settings)
         if oauth.token_url:
-            self._token_context, found = _trusted("kafka.oauth.ca_file", oauth.ca_file)
+            self._token_context, found = trusting(setting="kafka.oauth.ca_file", file=oauth.ca_file)
             validities += found
         self._password, self._token, self._client_secret = password, token, client_secret
         # A connection that was opened with an earlier secret may still receive an error that quotes
@@ -192,7 +191,7 @@ def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]
 
     Raises `SettingsError` with the setting of an unusable file.
     """
-    context, validities = _trusted("kafka.ssl_ca_file", settings.ssl_ca_file)
+    context, validities = trusting(setting="kafka.ssl_ca_file", file=settings.ssl_ca_file)
     context.check_hostname = settings.ssl_check_hostname
     if settings.ssl_cert_file and settings.ssl_key_file:
         validities += load_own(
@@ -203,17 +202,6 @@ def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]
             password=_current("ssl_key_password", settings.ssl_key_password),
         )
     return context, validities
-
-
-def _trusted(setting: str, file: Path | None) -> tuple[ssl.SSLContext, list[Validity]]:
-    """Return a client's TLS context, and how long its CA certificates are valid.
-
-    Raises `SettingsError`.
-    """
-    if file is None:
-        return ssl.create_default_context(), []  # the system's CA certificates
-    context = trusting(setting=setting, file=file)
-    return context, authorities_of(context, setting=setting, file=file)
 
 
 def _current(name: str, secret: Secret | None) -> str:

@@ -23,7 +23,7 @@ from typing import Final
 
 import structlog
 
-from gpuledger.certificates import Validity, authorities_of, load_own, trusting
+from gpuledger.certificates import Validity, load_own, trusting
 from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
@@ -426,13 +426,11 @@ def _trust_in(
 
     The context trusts these CAs, or the system's if `ca_file` is `None`.
     """
-    if ca_file:
-        context = _context(trusting(setting=setting, file=ca_file), settings)
-        return context, authorities_of(context, setting=setting, file=ca_file)
-    if settings.min_tls_version == _DEFAULT_TLS_VERSION:
+    if ca_file is None and settings.min_tls_version == _DEFAULT_TLS_VERSION:
         # True makes aiohttp use its own context, which it creates once for all requests.
         return True, []
-    return _context(ssl.create_default_context(), settings), []
+    context, validities = trusting(setting=setting, file=ca_file)
+    return _context(context, settings), validities
 
 
 def _context(context: ssl.SSLContext, settings: ReceiverSettings) -> ssl.SSLContext:

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 import yaml
 
-from gpuledger.certificates import Validity, authorities_of, load_authorities, load_own
+from gpuledger.certificates import Validity, load_authorities, load_own
 from gpuledger.codec import explain_invalid
 from gpuledger.errors import UserError
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
@@ -227,6 +227,5 @@ def make_context(config: TlsServerConfig, *, prefix: str) -> tuple[ssl.SSLContex
         # that require a certificate check it themselves.
         context.verify_mode = ssl.CERT_OPTIONAL
         setting, file = f"{prefix}client_ca_file", config.client_ca_file
-        load_authorities(context, setting=setting, file=file)
-        validities += authorities_of(context, setting=setting, file=file)
+        validities += load_authorities(context, setting=setting, file=file)
     return context, validities

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from gpuledger.certificates import Validity, authorities_of, load_own, trusting
+from gpuledger.certificates import Validity, load_own, trusting
 from gpuledger.errors import SettingsError
 from tests.errors import has_words
 from tests.real.services.certificates import Authority
@@ -164,14 +164,13 @@ def test_the_ca_certificate_that_expires_last_counts(tmp_path: Path) -> None:
     expired = old.issue("expired", lifetime=dt.timedelta(minutes=-5)).certificate
     file = tmp_path / "both.pem"
     file.write_bytes(expired.read_bytes() + new.certificate.read_bytes())
-    context = trusting(setting="s", file=file)
-    (validity,) = authorities_of(context, setting="s", file=file)
+    _, (validity,) = trusting(setting="s", file=file)
     assert validity.subject == "gpuledger tests"
 
 
 def test_a_certificate_that_is_trusted_directly_expires_too(tmp_path: Path) -> None:
     file = Authority(folder=tmp_path).issue("server").certificate
-    (validity,) = authorities_of(trusting(setting="s", file=file), setting="s", file=file)
+    _, (validity,) = trusting(setting="s", file=file)
     assert validity.subject == "server"
 
 

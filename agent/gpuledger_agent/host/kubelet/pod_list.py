@@ -130,7 +130,7 @@ class KubeletPodList:
         except ValueError as error:
             message = f"kubelet.api.token_file: invalid token in {settings.token_file}"
             raise SettingsError(f"{message}: {error}") from None
-        return token, trusting(setting="kubelet.api.ca_file", file=settings.ca_file)
+        return token, trusting(setting="kubelet.api.ca_file", file=settings.ca_file)[0]
 
     def _describe_refusal(self, status: int, body: bytes, headers: Mapping[str, str]) -> str:
         sent = BasicCredentials.sent(self._url, headers)
