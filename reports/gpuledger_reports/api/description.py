@@ -13,7 +13,7 @@ import yaml
 
 from gpuledger_reports.api.endpoints import CAPACITY
 from gpuledger_reports.api.questions import MEDIA_TYPES
-from gpuledger_reports.capacity.asking import options_of
+from gpuledger_reports.capacity.asking import parameters_of
 from gpuledger_reports.capacity.registry import REPORTS
 from gpuledger_reports.capacity.report import Report
 
@@ -71,7 +71,7 @@ def _parameters(report: Report) -> list[dict[str, Any]]:
             "description": _of_requests(option.help),
             "schema": {"type": "string", **({"default": option.default} if option.default else {})},
         }
-        for name, option in options_of(report).items()
+        for name, option in parameters_of(report).items()
     ]
     formats = {"type": "string", "enum": [*MEDIA_TYPES], "default": "json"}
     text = "Format of the answer. Notes are only in JSON."

@@ -12,7 +12,7 @@ from gpuledger_reports.api.questions import (
     capacity_question,
     explain_question,
 )
-from gpuledger_reports.capacity.asking import options_of
+from gpuledger_reports.capacity.asking import parameters_of
 from gpuledger_reports.capacity.registry import REPORTS
 
 CAPACITY: Final = "/capacity"
@@ -23,7 +23,7 @@ PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
     "/bill": bill_question,
     "/bill/explain": explain_question,
     **{
-        f"{CAPACITY}/{name}": partial(capacity_question, name, frozenset(options_of(report)))
+        f"{CAPACITY}/{name}": partial(capacity_question, name, frozenset(parameters_of(report)))
         for name, report in REPORTS.items()
     },
 }

@@ -36,7 +36,7 @@ NO_HOURS: Final = (
 
 
 def options_of(report: Report) -> dict[str, Option]:
-    """Return a report's options by name, for the command and for HTTP requests."""
+    """Return the options of a report's command by name."""
     default = report.default_window
     default = f"the last {default} of complete usage" if default else "all complete usage"
     window = f"Time range, by default {default}. Range (UTC): {WINDOW_FORMS}."
@@ -59,6 +59,11 @@ def options_of(report: Report) -> dict[str, Option]:
         top += "; with --history, of each day." if "history" in report.options else "."
         found["top"] = Option(help=top)
     return found | dict(report.options)
+
+
+def parameters_of(report: Report) -> dict[str, Option]:
+    """Return the options that HTTP requests may give, by name."""
+    return {name: each for name, each in options_of(report).items() if not each.is_file}
 
 
 def open_store(

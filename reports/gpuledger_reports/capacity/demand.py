@@ -18,6 +18,7 @@ import duckdb
 
 from gpuledger.store.views import with_nodes
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Key
+from gpuledger_reports.capacity.slurm_jobs import Job
 from gpuledger_reports.capacity.waits import create_waits, hourly_sql, locate_waits
 from gpuledger_reports.reading.times import Window
 
@@ -134,10 +135,14 @@ def read_demand(
 
 
 def read_waiting(
-    connection: duckdb.DuckDBPyConnection, by: Sequence[str], *, window: Window
+    connection: duckdb.DuckDBPyConnection,
+    by: Sequence[str],
+    *,
+    window: Window,
+    jobs: Sequence[Job] = (),
 ) -> Waiting:
-    """Return the GPUs for which pods wait; `by` are names in `GPU_DIMENSIONS`."""
-    create_waits(connection, window)
+    """Return the GPUs for which pods and jobs wait; `by` are names in `GPU_DIMENSIONS`."""
+    create_waits(connection, window, jobs)
     locate_waits(connection)
     sql = hourly_sql([GPU_DIMENSIONS[name] for name in by], "located_waits")
     waiting: dict[Key, dict[int, float]] = {}

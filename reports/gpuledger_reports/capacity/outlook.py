@@ -25,6 +25,7 @@ from gpuledger_reports.capacity.report import (
     split_items,
     whole,
 )
+from gpuledger_reports.capacity.slurm_jobs import SLURM_JOBS
 
 _QUANTILES: Final = (0.1, 0.5, 0.9)
 _INCLUDED: Final = "included"
@@ -186,7 +187,8 @@ def default_days(groups: Sequence[Demand]) -> int:
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     by, window = question.by, question.window
     is_included = question.options["waiting"] == _INCLUDED
-    waiting = read_waiting(connection, by, window=window) if is_included else {}
+    jobs = question.options["slurm_jobs"] or ()
+    waiting = read_waiting(connection, by, window=window, jobs=jobs) if is_included else {}
     found = read_demand(connection, by, window=window, waiting=waiting)
     groups = [
         group
@@ -287,6 +289,7 @@ REPORT: Final = Report(
             default=_INCLUDED,
             parse=one_of(_INCLUDED, "excluded"),
         ),
+        "slurm_jobs": SLURM_JOBS,
     },
     codes=("at least one group is forecast", "no group has enough history"),
     cell=_cell,

@@ -1,4 +1,4 @@
-"""The shape of a pod: how many GPUs, MIG instances or shares it requests. Pure.
+"""The shape of a pod or Slurm job: how many GPUs, MIG instances or shares it requests. Pure.
 
 A share of a GPU has a size if the request states it in percent of the GPU's cores, as with HAMi and
 Koordinator. Other shares, such as replicas under their own resource name, and resource claims have
@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 import orjson
 
 _MIG: Final = "mig-"
-_PROFILE: Final = re.compile(r"(?:(\d+)c\.)?(\d+)g\.\w+")
+MIG_PROFILE: Final = re.compile(r"(?:(\d+)c\.)?(\d+)g\.\w+")
 _SLICES: Final = 7
 """Compute slices of most GPUs that can be partitioned."""
-_GPU: Final = "nvidia.com/gpu"
+GPU: Final = "nvidia.com/gpu"
 _PERCENT_EACH: Final = {
-    "nvidia.com/gpucores": _GPU,
+    "nvidia.com/gpucores": GPU,
     "volcano.sh/vgpu-cores": "volcano.sh/vgpu-number",
 }
 """Resources that state the percent of each share, and the resource that counts the shares."""
@@ -54,10 +54,10 @@ def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Reque
         return Request("unknown", None)
     if not amounts:
         return Request("claim", None)
-    if set(amounts) == {_GPU}:
-        count = amounts[_GPU]
+    if set(amounts) == {GPU}:
+        count = amounts[GPU]
         return Request("1 GPU" if count == 1 else f"{count} GPUs", float(count))
-    profiles = {name: name.partition(_MIG)[2] for name in amounts if _PROFILE.search(name)}
+    profiles = {name: name.partition(_MIG)[2] for name in amounts if MIG_PROFILE.search(name)}
     if set(amounts) == set(profiles) and not any(".shared" in name for name in amounts):
         parts = [(amounts[name], profile) for name, profile in sorted(profiles.items())]
         return Request(
@@ -72,7 +72,7 @@ def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Reque
 def _fraction(profile: str, fractions: Mapping[str, float]) -> float:
     if profile in fractions:
         return fractions[profile]
-    compute, whole = re.search(_PROFILE, profile).groups()  # type: ignore[union-attr]
+    compute, whole = re.search(MIG_PROFILE, profile).groups()  # type: ignore[union-attr]
     return int(compute or whole) / _SLICES
 
 

@@ -1,4 +1,4 @@
-"""The report `queue`: how long pods waited for GPUs, and the demand that was not met."""
+"""The report `queue`: how long pods and jobs waited for GPUs, and the demand that was not met."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -17,6 +17,7 @@ from gpuledger_reports.capacity.report import (
     one_of,
     plain_cell,
 )
+from gpuledger_reports.capacity.slurm_jobs import SLURM_JOBS
 from gpuledger_reports.capacity.waits import create_waits, divide_by_days, hourly_sql, name_teams
 from gpuledger_reports.reading.times import HOUR_US, Window, day_of, days_in
 
@@ -48,11 +49,12 @@ _NOTES: Final[Mapping[str, str]] = {
 _DIMENSIONS: Final[Mapping[str, str]] = {
     "cluster": "cluster",
     "namespace": "namespace",
-    "workload": "coalesce(owner_kind || '/' || owner_name, 'Pod/' || pod)",
+    "workload": "coalesce(owner_kind || '/' || owner_name, 'Pod/' || pod, 'SlurmJob/' || job_name)",
     "team": "team",
     "shape": "shape",
     "priority": "coalesce(priority_class, priority::VARCHAR)",
     "queue": "queue",
+    "account": "account",
     "reason": "reason",
 }
 _SQL: Final = """
@@ -64,7 +66,8 @@ SELECT {columns}, count(*) AS pods,
     sum(unmet_gpu_hours) AS unmet_gpu_hours,
     count(*) FILTER (gpus IS NULL) AS unknown_size,
     histogram(reason) FILTER (reason IS NOT NULL) AS reasons,
-    min((-seconds, namespace || '/' || pod, shape, message)) FILTER (state = 'waiting') AS longest
+    min((-seconds, coalesce(namespace || '/' || pod, 'Slurm job ' || pod_uid), shape, message))
+        FILTER (state = 'waiting') AS longest
 FROM {waits} GROUP BY ALL
 """
 
@@ -77,7 +80,7 @@ class _Group(NamedTuple):
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     by, window = question.by, question.window
-    create_waits(connection, window)
+    create_waits(connection, window, question.options["slurm_jobs"] or ())
     if "team" in by:
         name_teams(connection, Terms(question.policy, window))
     groups = _groups(connection, by, {None: window}, waits="waits")
@@ -175,8 +178,7 @@ REPORT: Final = Report(
         " is their mean per hour. `Reasons` counts pods by the scheduler's reason that lasted"
         " longest, with scheduling gates, such as Kueue's. `--by queue` groups by the queue of"
         " Kueue, Volcano or KAI Scheduler; it is unknown for pods that got a node immediately."
-        " Rules of teams that depend on the GPU or node do not match. Jobs that wait in Slurm are"
-        " not included."
+        " Rules of teams that depend on the GPU or node do not match."
     ),
     examples={
         "The last 30 days, by namespace and shape": "",
@@ -185,6 +187,7 @@ REPORT: Final = Report(
         "The ten workloads with the largest unmet demand in a week": (
             "--by namespace,workload --window 7d --top 10"
         ),
+        "Also jobs that wait in Slurm": "--by queue --slurm-jobs sacct.txt",
     },
     columns=_COLUMNS,
     droppable=(
@@ -203,7 +206,8 @@ REPORT: Final = Report(
         "history": Option(
             help="`day` for a row per day and group, with the pods that waited on that day.",
             parse=one_of("day"),
-        )
+        ),
+        "slurm_jobs": SLURM_JOBS,
     },
     cell=_cell,
     read=_read,

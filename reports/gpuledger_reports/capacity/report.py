@@ -48,6 +48,8 @@ class Option:
     parse: Callable[[str, str], Any] = as_written
     """Converts the text; the second argument is the option's name. Raises `ArgumentError`."""
     may_be_negative: bool = False
+    is_file: bool = False
+    """Whether it names a file of the user, which HTTP requests must not."""
     is_list: bool = False
     """Whether the command accepts it several times; a text has items separated by commas."""
 

@@ -1,12 +1,13 @@
-"""Reads when pods that request GPUs waited for a node, each pod once.
+"""Reads when pods and Slurm jobs that request GPUs waited for a node, each once.
 
 A wait begins with the pod's creation. It ends when a scheduler gives the pod a node, or when the
 pod is deleted. Pods that podwatch saw waiting are in `pending_pods`. Pods that got a node earlier
 are only in `pods`, with the same times. Unmet demand is the GPUs of waiting pods, for any reason:
-quotas and scheduling gates also keep a workload from GPUs that it needs.
+quotas and scheduling gates also keep a workload from GPUs that it needs. Slurm jobs are not in the
+store; `slurm_jobs` reads them from a file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import duckdb
@@ -15,10 +16,20 @@ import orjson
 from gpuledger.store.views import with_namespaces
 from gpuledger_reports.capacity.allocations import PRICED, Terms
 from gpuledger_reports.capacity.pod_shapes import read_shape
+from gpuledger_reports.capacity.slurm_jobs import Job
 from gpuledger_reports.reading.times import HOUR_US, Window
 
+_JOBS: Final = """
+SELECT unnest(from_json($jobs, '[{"cluster": "VARCHAR", "pod_uid": "VARCHAR", "node": "VARCHAR",
+    "job_name": "VARCHAR", "account": "VARCHAR", "queue": "VARCHAR", "priority_class": "VARCHAR",
+    "reason": "VARCHAR", "requested": "VARCHAR", "created": "BIGINT", "scheduled": "BIGINT",
+    "given_up": "BIGINT"}]'), recursive := true)
+"""
+_JOBS_AT_ONCE: Final = 10_000
+"""DuckDB needs 6 KB for each job while it reads the JSON."""
 _WAITS: Final = """
 CREATE OR REPLACE TEMP TABLE unsized_waits AS
+-- A Slurm job has no `pod`, and its id is the `pod_uid`.
 WITH reasons AS (
     SELECT cluster, pod_uid, arg_max(reason, seconds) AS reason FROM (
         SELECT cluster, pod_uid,
@@ -62,6 +73,11 @@ lives AS (
         CASE WHEN placed.node IS NULL THEN left_time END AS given_up_time
     FROM waiting FULL JOIN placed USING (cluster, pod_uid)
     WHERE waiting.pod_uid IS NOT NULL OR placed.scheduled_time IS NOT NULL
+    UNION ALL BY NAME
+    SELECT * EXCLUDE (requested, created, scheduled, given_up), [requested] AS requests,
+        to_timestamp(created) AS created_time, to_timestamp(scheduled) AS scheduled_time,
+        to_timestamp(given_up) AS given_up_time
+    FROM slurm_jobs
 )
 SELECT * EXCLUDE (scheduled_time, given_up_time),
     CASE WHEN scheduled_time < end_time THEN 'scheduled'
@@ -83,7 +99,8 @@ FROM unsized_waits JOIN shapes USING (requests)
 _TENANTS: Final = """
 CREATE OR REPLACE TEMP TABLE tenants AS
 SELECT cluster, pod_uid, {since} AS since, to_json({{'cluster': cluster, 'namespace': namespace,
-    'pod': pod, 'owner_kind': owner_kind, 'owner_name': owner_name, 'job': NULL, 'labels': labels,
+    'pod': pod, 'owner_kind': owner_kind, 'owner_name': owner_name,
+    'job': CASE WHEN pod IS NULL THEN pod_uid END, 'labels': labels,
     'of_namespace': [namespace_labels, namespace_annotations]}})::VARCHAR AS facts
 FROM {waits} LEFT JOIN (
     SELECT cluster, pod_uid, arg_max(labels, in_force_from) AS labels FROM (
@@ -135,6 +152,7 @@ places AS (
     ) USING (cluster, node)
 )
 SELECT waits.*, unnest(coalesce(place,
+    CASE WHEN pod IS NULL THEN mode(place) OVER (PARTITION BY cluster, namespace, queue) END,
     mode(place) OVER (PARTITION BY cluster, namespace, owner_kind, owner_name, shape),
     mode(place) OVER (PARTITION BY cluster, namespace, shape),
     mode(place) OVER (PARTITION BY cluster, shape),
@@ -152,13 +170,20 @@ FROM (
 """
 
 
-def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
-    """Create the temporary table `waits`: a row for each pod that waited in the window.
+def create_waits(
+    connection: duckdb.DuckDBPyConnection, window: Window, jobs: Sequence[Job] = ()
+) -> None:
+    """Create the temporary table `waits`: a row for each pod or job that waited in the window.
 
     `state` is `scheduled`, `never_scheduled` or `waiting`, at the end of the window. `seconds` is
     the whole wait, up to the end of the window; `unmet_gpu_hours` is the part in the window, and
     null if the pod's size in GPUs is unknown.
     """
+    for at in range(0, len(jobs) or 1, _JOBS_AT_ONCE):
+        into = "INSERT INTO slurm_jobs" if at else "CREATE OR REPLACE TEMP TABLE slurm_jobs AS"
+        # As JSON, because a list of thousands of parameters takes seconds.
+        given = {"jobs": orjson.dumps(jobs[at : at + _JOBS_AT_ONCE]).decode()}
+        connection.execute(f"{into} {_JOBS}", given)
     times = {"begin_us": window.begin_us, "end_us": window.end_us}
     connection.execute(_WAITS, times)
     found = connection.execute("SELECT DISTINCT requests FROM unsized_waits").fetchall()
@@ -170,7 +195,7 @@ def create_waits(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
         shapes = [(requests, *read_shape(requests, fractions)) for (requests,) in found]
         connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
     connection.execute(_SIZED, {"begin_us": window.begin_us})
-    connection.execute("DROP TABLE unsized_waits")
+    connection.execute("DROP TABLE unsized_waits; DROP TABLE slurm_jobs")
 
 
 def read_fractions(connection: duckdb.DuckDBPyConnection) -> dict[str, float]:
@@ -189,7 +214,6 @@ def name_teams(connection: duckdb.DuckDBPyConnection, terms: Terms) -> None:
         ).fetchall()
         for device in [dict.fromkeys(PRICED) | {"cluster": cluster, "since": since}]
     ]
-    # As JSON, because a list of thousands of parameters takes seconds.
     connection.execute(_WITH_TEAMS, {"teams": orjson.dumps(teams).decode()})
 
 
@@ -206,7 +230,8 @@ def locate_waits(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the temporary table `located_waits`: `waits` with the columns of the pods' nodes.
 
     A pod without a node gets the most frequent values of pods with the same workload and shape. If
-    there are none, pods with the same namespace and shape, cluster and shape, or cluster count.
+    there are none, pods with the same namespace and shape, cluster and shape, or cluster count. A
+    Slurm job gets those of jobs in the same partition first.
     """
     connection.execute(_LOCATED)
 

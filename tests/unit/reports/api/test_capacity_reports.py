@@ -135,6 +135,8 @@ async def test_parquet_has_the_rows_of_csv(reported: AnswerSettings, tmp_path: P
         ("fleet", "history=week", "history: invalid value 'week'; give day"),
         ("fleet", "horizon=7d", "horizon: unknown parameter; parameters are by, format, from"),
         ("summary", "by=model", "by: unknown parameter"),
+        # It names a file, which would be the server's.
+        ("queue", "slurm_jobs=/etc/passwd", "slurm_jobs: unknown parameter"),
         ("rightsizing", "by=namespace", "by: unknown parameter"),
         ("queue", "where=modle%3Dx", "where: unknown dimension 'modle'; choose from cluster, name"),
         ("waste", "top=-1", "top: invalid value '-1'; give a whole number from 1"),
@@ -189,5 +191,6 @@ async def test_the_list_has_each_report_with_its_parameters(reported: AnswerSett
     assert response.body == capacity_list() == FIXED["/capacity"]()
     listed = {one["name"]: one for one in json.loads(response.body)["reports"]}
     assert [*listed] == [*REPORTS]
+    assert "slurm_jobs" not in listed["queue"]["parameters"]
     assert {*listed["waste"]["parameters"]} > {"window", "from", "to", "by", "top", "idle_minutes"}
     assert "--" not in json.dumps(listed)
