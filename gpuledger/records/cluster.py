@@ -163,7 +163,7 @@ class PendingPodRecord(BaseRecord, frozen=True, kw_only=True):
     priority_class: Subdomain | None = None
     """Name of its priority class."""
     queue: Subdomain | None = None
-    """The queue of Kueue, Volcano or KAI Scheduler that a label or annotation of the pod names."""
+    """The queue of Kueue, Volcano, KAI Scheduler or slurm-bridge that the pod names."""
     scheduling_gates: Annotated[list[QualifiedName], at_most(MAX_SCHEDULING_GATES)] | None = None
     """Names of the gates that keep schedulers from trying; absent if there are none."""
     reason: Word | None = None

@@ -137,7 +137,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "pending_pods.in_force_from": "Time at which podwatch wrote this version.",
     "pending_pods.requested": "JSON object with the amount of each GPU resource that must be free"
     " on one node; empty if the pod has only claims.",
-    "pending_pods.queue": "Queue of Kueue, Volcano or KAI Scheduler that the pod names.",
+    "pending_pods.queue": "Queue of Kueue, Volcano, KAI Scheduler or slurm-bridge that the pod"
+    " names.",
     "pending_pods.scheduling_gates": "JSON array with the names of the pod's scheduling gates.",
     "pending_pods.reason": "Why the pod has no node, such as `Unschedulable` or `SchedulingGated`;"
     " null until a scheduler has tried.",

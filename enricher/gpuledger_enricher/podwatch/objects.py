@@ -49,10 +49,11 @@ class PodAnnotations(Annotations):
 
 
 class QueueAnnotations(Annotations):
-    """The two annotations with the queue of Volcano: of its jobs, and of other pods."""
+    """The annotations with the queue of Volcano, and with the partition of Slurm's slurm-bridge."""
 
     of_job: str | None = field(default=None, name="volcano.sh/queue-name")
     of_pod: str | None = field(default=None, name="scheduling.volcano.sh/queue-name")
+    of_slurm: str | None = field(default=None, name="slurmjob.slinky.slurm.net/partition")
 
 
 NotesT = TypeVar("NotesT", bound=Annotations)

@@ -119,7 +119,7 @@ _QUEUE_LABELS: Final = (
 def queue_of(labels: Mapping[str, str], notes: QueueAnnotations | None) -> str | None:
     """Return the queue to which a pod was submitted; `None` if it names no queue."""
     named = [labels.get(name) for name in _QUEUE_LABELS]
-    named += [notes.of_job, notes.of_pod] if notes else []
+    named += [notes.of_job, notes.of_pod, notes.of_slurm] if notes else []
     return next(filter(None, named), None)
 
 

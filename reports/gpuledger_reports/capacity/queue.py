@@ -177,7 +177,8 @@ REPORT: Final = Report(
         " GPUs, multiplied by the part of the wait in the time range, for any reason; `Unmet GPUs`"
         " is their mean per hour. `Reasons` counts pods by the scheduler's reason that lasted"
         " longest, with scheduling gates, such as Kueue's. `--by queue` groups by the queue of"
-        " Kueue, Volcano or KAI Scheduler; it is unknown for pods that got a node immediately."
+        " Kueue, Volcano, KAI Scheduler or slurm-bridge; it is unknown for pods that got a node"
+        " immediately."
         " Rules of teams that depend on the GPU or node do not match."
     ),
     examples={

@@ -116,6 +116,7 @@ def test_a_waiting_pod_becomes_a_record_that_every_reader_of_the_topic_can_decod
         ({"volcano.sh/queue-name": "q"}, {}, "q"),
         ({}, {"volcano.sh/queue-name": "q"}, "q"),
         ({}, {"scheduling.volcano.sh/queue-name": "q"}, "q"),
+        ({}, {"slurmjob.slinky.slurm.net/partition": "q"}, "q"),
         ({"runai/queue": "old", "kai.scheduler/queue": "new"}, {}, "new"),
         ({"kai.scheduler/queue": ""}, {"scheduling.volcano.sh/queue-name": "q"}, "q"),
     ],
