@@ -38,7 +38,7 @@ test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Download and build
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-extended: $(VENV)/.dev test-tools ## Run the tests that `make test` skips, more examples of the property tests, and make chaos (1 h; the first time, 1 h more to build KEDA)
-	@$(BIN)/python -m tests.tools otel-collector munged slurmctld slurmd sbatch sinfo \
+	@$(BIN)/python -m tests.tools otel-collector munged mariadbd slurmdbd slurmctld slurmd sbatch sinfo sacct scancel \
 		containerd ctr runc busybox node-kubelet kube-scheduler device-plugin dra-driver \
 		kube-controller-manager prometheus-operator prometheus-adapter keda-operator keda-adapter
 	@$(BIN)/python -m pytest $(SPREAD) --extended $(ARGS)

@@ -1,18 +1,30 @@
-"""Jobs of a real Slurm: the documented prolog and epilog, and the cgroups of its processes."""
+"""Jobs of a real Slurm: the guide's prolog and epilog, the cgroups of processes, and waits."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import duckdb
 import pytest
 
+from gpuledger.errors import ArgumentError
 from gpuledger.records import GpuFacts
+from gpuledger.store.views import create_views
 from gpuledger_agent.host.cgroup import locate
 from gpuledger_agent.host.job_directory import job_files_in, parse_job_files
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
+from gpuledger_reports.capacity.queue import REPORT
+from gpuledger_reports.capacity.report import Question
+from gpuledger_reports.capacity.slurm_jobs import Job, read_slurm_jobs
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.reading.times import HOUR_US, Window
 from tests.real.services.slurm import Slurm
+from tests.unit.reports.stores import node_row, write_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,3 +93,74 @@ def test_a_job_is_allocated_the_gpu_that_slurm_gave_it_until_it_ends(
     assert allocated() == {f"GPU-{minor}": submitted.strip()}
     end.touch()
     slurm.wait_until(lambda: not allocated())
+
+
+def test_the_guides_command_reads_jobs_that_waited_ran_or_were_cancelled(
+    starter: Starter, slurm_programs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    folder = starter.new_folder("slurm")
+    slurm = starter.start(Slurm(programs=slurm_programs, folder=folder, gpu_count=2, scripts={}))
+    end, job, file = folder / "end", folder / "job", folder / "sacct.txt"
+    job.write_text(f"#!/bin/sh\nwhile [ ! -e {end} ]; do sleep 0.1; done\n")
+    (command,) = re.findall(
+        r"^SLURM_TIME.*?sacct.txt$", GUIDE.read_text(), re.DOTALL | re.MULTILINE
+    )
+
+    def submit(name: str, *options: str) -> str:
+        given = ("--parsable", f"--job-name={name}", *options, str(job))
+        return slurm.run("sbatch", *given).strip()
+
+    def jobs() -> dict[str, Job]:
+        environment = os.environ | slurm.environment
+        subprocess.run(["/bin/sh", "-c", command], env=environment, cwd=folder, check=True)
+        try:
+            found = read_slurm_jobs(str(file), "slurm_jobs")
+        except ArgumentError:  # no job requests GPUs yet
+            return {}
+        return {str(each["pod_uid"]): each for each in found}
+
+    def count(column: str) -> int:
+        return sum(each[column] is not None for each in jobs().values())
+
+    running = submit("running", "--gres=gpu:2")
+    slurm.wait_until(lambda: count("scheduled") == 1)
+    # More characters than `sacct` shows by default.
+    tasks = [number * (number + 1) // 2 for number in range(25)]
+    array = submit("array", "--gres=gpu:1", f"--array={','.join(map(str, tasks))}")
+    cancelled = submit("cancelled", "--gres=gpu:2")
+    submit("without-gpu")
+    submit("held", "--gres=gpu:1", "--hold")
+    dependent = submit("dependent", "--gres=gpu:1", f"--dependency=afterok:{running}")
+    each_task = {f"{array}_{task}" for task in tasks}
+    slurm.wait_until(lambda: jobs().keys() == {running, *each_task, cancelled})
+    slurm.run("scancel", array, cancelled)
+    slurm.wait_until(lambda: count("given_up") == len(each_task) + 1)
+    waiting = submit("waiting", "--gres=gpu:2")
+    slurm.wait_until(lambda: waiting in jobs())
+    end.touch()
+    slurm.wait_until(lambda: count("scheduled") == 3)
+    found = jobs()
+    assert int(found[dependent]["created"] or 0) > int(found[waiting]["created"] or 0)
+    now_us = (int(time.time()) + 1) * 10**6
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(tmp_path / "store", nodes=[node_row()]))
+        question = Question(
+            window=Window(now_us - HOUR_US, now_us),
+            by=("workload", "shape", "queue"),
+            policy=BillPolicy(prices=[]),
+            options={"history": None, "slurm_jobs": [*found.values()]},
+        )
+        rows = REPORT.read(connection, question).rows
+    states = ("pods", "waiting", "never_scheduled")
+    assert {
+        (row["workload"], row["shape"], row["queue"]): tuple(row[name] for name in states)
+        for row in rows
+    } == {
+        ("SlurmJob/running", "2 GPUs", "gpu"): (1, 0, 0),
+        ("SlurmJob/array", "1 GPU", "gpu"): (25, 0, 25),
+        ("SlurmJob/cancelled", "2 GPUs", "gpu"): (1, 0, 1),
+        ("SlurmJob/waiting", "2 GPUs", "gpu"): (1, 0, 0),
+        ("SlurmJob/dependent", "1 GPU", "gpu"): (1, 0, 0),
+    }
+    (waited,) = (row["wait_max_seconds"] for row in rows if row["workload"] == "SlurmJob/waiting")
+    assert waited > 0

@@ -162,7 +162,12 @@ EXTENDED_TOOLS: tuple[Tool, ...] = (
     DebianTool(name="slurmctld", program="slurmctld", package="slurmctld"),
     DebianTool(name="slurmd", program="slurmd", package="slurmd"),
     DebianTool(name="sbatch", program="sbatch", package="slurm-client"),
-    DebianTool(name="sinfo", program="sinfo", package="slurm-client"),
+    *(
+        DebianTool(name=name, program=name, package="slurm-client")
+        for name in ("sinfo", "sacct", "scancel")
+    ),
+    DebianTool(name="slurmdbd", program="slurmdbd", package="slurmdbd"),
+    DebianTool(name="mariadbd", program="mariadbd", package="mariadb-server-core"),
     DebianTool(name="containerd", program="containerd", package="containerd"),
     DebianTool(name="ctr", program="ctr", package="containerd"),
     DebianTool(name="runc", program="runc", package="runc"),
@@ -254,7 +259,17 @@ MONITORING_PROGRAMS = (
     "prometheus",
     "prometheus-operator",
 )
-SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
+SLURM_PROGRAMS = (
+    "munged",
+    "mariadbd",
+    "slurmdbd",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "sinfo",
+    "sacct",
+    "scancel",
+)
 
 
 def named(name: str, known: Sequence[Tool] = (*TOOLS, *EXTENDED_TOOLS)) -> Tool:

@@ -1,12 +1,14 @@
-"""A Slurm cluster of one node: munged, slurmctld and slurmd, as root and without systemd."""
+"""A Slurm cluster of one node, with accounting, as root and without systemd."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import stat
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.real.services.ports import free_ports
@@ -34,7 +36,7 @@ class Slurm:
     ) -> None:
         """Write the configuration; `scripts` are settings such as `Prolog` and their programs."""
         self._folder, self._programs = folder, programs
-        for name in ("dev", "state", "spool"):
+        for name in ("dev", "state", "spool", "database"):
             (folder / name).mkdir(parents=True)
         for number in range(gpu_count):
             device = os.makedev(NVIDIA_MAJOR, number)
@@ -46,8 +48,12 @@ class Slurm:
         key = folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(1024))
-        (folder / "slurm.conf").write_text(_configuration(folder, gpu_count, scripts))
-        self._environment = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._ports = database, accounting = free_ports(2)
+        text = _configuration(folder, gpu_count, {"AccountingStoragePort": accounting, **scripts})
+        (folder / "slurm.conf").write_text(text)
+        (folder / "slurmdbd.conf").touch(mode=0o600)
+        (folder / "slurmdbd.conf").write_text(_accounting(folder, database, accounting))
+        self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
         self._processes = [
             self._process(
                 "munged",
@@ -55,15 +61,25 @@ class Slurm:
                 *(f"--{name}={folder}/munge.{name}" for name in ("socket", "pid-file", "log-file")),
                 *(f"--key-file={key}", f"--seed-file={folder}/munge.seed"),
             ),
+            self._process(
+                "mariadbd",
+                *("--no-defaults", "--user=root", "--skip-grant-tables"),
+                *(f"--datadir={folder}/database", f"--socket={folder}/mariadb.socket"),
+                *("--bind-address=127.0.0.1", f"--port={database}"),
+            ),
+            self._process("slurmdbd", "-D"),
             self._process("slurmctld", "-D", "-c"),
             self._process("slurmd", "-D"),
         ]
 
     def start(self) -> None:
         """Start the daemons, and wait until the node accepts jobs."""
-        munged, slurmctld, slurmd = self._processes
+        munged, mariadbd, slurmdbd, slurmctld, slurmd = self._processes
         munged.start()
         munged.wait_until((self._folder / "munge.socket").exists, deadline_seconds=READY_SECONDS)
+        for process, port in zip((mariadbd, slurmdbd), self._ports, strict=True):
+            process.start()
+            process.wait_until(partial(_answers, port), deadline_seconds=READY_SECONDS)
         slurmctld.start()
         slurmd.start()
         self.wait_until(lambda: self.run("sinfo", "--noheader", "--format=%t").strip() == "idle")
@@ -76,7 +92,7 @@ class Slurm:
         """Return the output of a client such as `sbatch`; empty if it fails."""
         ended = subprocess.run(
             [self._programs[program], *arguments],
-            env=os.environ | self._environment,
+            env=os.environ | self.environment,
             cwd=self._folder,
             capture_output=True,
             text=True,
@@ -85,20 +101,43 @@ class Slurm:
         return ended.stdout if ended.returncode == 0 else ""
 
     def discard(self) -> None:
-        """End the daemons."""
+        """End the jobs and the daemons, and delete the database."""
+        self.run("scancel", "--user=root")
         for process in reversed(self._processes):
             process.stop()
+        shutil.rmtree(self._folder / "database")
 
     def _process(self, name: str, *arguments: str) -> Process:
         return Process(
             name=name,
             argv=[self._programs[name], *arguments],
             folder=self._folder,
-            environment=self._environment,
+            environment=self.environment,
         )
 
 
-def _configuration(folder: Path, gpu_count: int, scripts: Mapping[str, Path]) -> str:
+def _answers(port: int) -> bool:
+    socket.create_connection(("127.0.0.1", port)).close()
+    return True
+
+
+def _accounting(folder: Path, database: int, accounting: int) -> str:
+    settings = {
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={folder}/munge.socket",
+        "DbdHost": "localhost",
+        "DbdPort": accounting,
+        "SlurmUser": "root",
+        "PidFile": folder / "slurmdbd.pid",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "127.0.0.1",
+        "StoragePort": database,
+        "StorageUser": "root",
+    }
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def _configuration(folder: Path, gpu_count: int, others: Mapping[str, object]) -> str:
     host, (controller, daemon) = socket.gethostname().split(".")[0], free_ports(2)
     settings = {
         "ClusterName": "tests",
@@ -121,7 +160,11 @@ def _configuration(folder: Path, gpu_count: int, scripts: Mapping[str, Path]) ->
         "ReturnToService": 2,
         "MailProg": "/bin/true",
         "PrologFlags": "Alloc",
-        **scripts,
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": "localhost",
+        "AccountingStoragePass": folder / "munge.socket",
+        "AccountingStorageTRES": "gres/gpu",
+        **others,
         "NodeName": f"{host} NodeAddr=127.0.0.1 CPUs=4 CoresPerSocket=4 RealMemory=500"
         f" Gres=gpu:{gpu_count}",
         "PartitionName": "gpu Nodes=ALL Default=YES State=UP",
