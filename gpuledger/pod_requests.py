@@ -8,6 +8,8 @@ from gpuledger.records import PendingContainer
 
 _SIDECAR: Final = "sidecar"
 _INIT: Final = "init"
+_MAX_AMOUNT: Final = 2**63 - 1
+"""The maximum of a record's field."""
 
 
 def requested_amounts(containers: Iterable[PendingContainer]) -> dict[str, int]:
@@ -33,4 +35,4 @@ def amounts_together(
         together += amounts
         if kind == _SIDECAR:
             sidecars += amounts
-    return dict(together | highest)
+    return {name: min(amount, _MAX_AMOUNT) for name, amount in (together | highest).items()}

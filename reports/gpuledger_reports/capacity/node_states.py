@@ -127,8 +127,8 @@ _MIX: Final = """
     found AS (
         FROM ran UNION ALL BY NAME
         SELECT DISTINCT ran.* EXCLUDE (holder, gpus), waiting_pods.holder,
-            json_extract_string(requested, '$."nvidia.com/' || coalesce(
-                'mig-' || replace(mig_profile, '+', '.'), 'gpu') || '"')::BIGINT AS gpus
+            TRY(json_extract_string(requested, '$."nvidia.com/' || coalesce(
+                'mig-' || replace(mig_profile, '+', '.'), 'gpu') || '"')::BIGINT) AS gpus
         FROM ran JOIN waiting_pods USING (cluster, namespace)
     ),
     of_kind AS (

@@ -28,6 +28,8 @@ _PERCENT: Final = (
     "tencent.com/vcuda-core",
 )
 """Resources that state the percent of all shares together."""
+_MAX_GPUS: Final = 1_000_000
+"""A request for more is a mistake; one of them would exceed all others in a sum."""
 
 
 class Request(NamedTuple):
@@ -37,6 +39,9 @@ class Request(NamedTuple):
     """`4 GPUs`, `2 x 1g.10gb`, `share`, `claim` or `unknown`."""
     gpus: float | None
     """In whole GPUs; `None` if the size is unknown."""
+
+
+_UNKNOWN: Final = Request("unknown", None)
 
 
 def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Request:
@@ -51,7 +56,12 @@ def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Reque
             amounts.update({name: int(amount) for name, amount in orjson.loads(request).items()})
     except (AttributeError, TypeError, ValueError):
         # Not a whole number, such as `1k`, or not an object of numbers.
-        return Request("unknown", None)
+        return _UNKNOWN
+    found = _shape(amounts, fractions)
+    return found if (found.gpus or 0) <= _MAX_GPUS else _UNKNOWN
+
+
+def _shape(amounts: Mapping[str, int], fractions: Mapping[str, float]) -> Request:
     if not amounts:
         return Request("claim", None)
     if set(amounts) == {GPU}:

@@ -39,6 +39,7 @@ def sidecar(**amounts: int) -> PendingContainer:
         ([sidecar(gpu=1), main(gpu=2)], {GPU: 3}),
         ([sidecar(gpu=1), init(gpu=4), main(gpu=2)], {GPU: 5}),
         ([init(gpu=4), sidecar(gpu=1), main(gpu=2)], {GPU: 4}),
+        ([main(gpu=2**63 - 1), main(gpu=2**63 - 1)], {GPU: 2**63 - 1}),
     ],
 )
 def test_a_pod_needs_the_most_that_its_containers_request_at_the_same_time(

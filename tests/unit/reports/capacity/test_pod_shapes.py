@@ -37,7 +37,16 @@ def test_a_pod_has_a_size_in_gpus_if_its_request_states_one(
 
 @pytest.mark.parametrize(
     "damaged",
-    ['{"nvidia.com/gpu":"1k"}', '{"nvidia.com/gpu":"1.5"}', '{"a":null}', '{"a":[]}', "[]", "{"],
+    [
+        '{"nvidia.com/gpu":"1k"}',
+        '{"nvidia.com/gpu":"1.5"}',
+        '{"nvidia.com/gpu":"18000000000000000000"}',
+        '{"koordinator.sh/gpu-core":"9000000000000000000"}',
+        '{"a":null}',
+        '{"a":[]}',
+        "[]",
+        "{",
+    ],
 )
 def test_a_request_that_cannot_be_read_has_an_unknown_shape(damaged: str) -> None:
     assert read_shape(['{"nvidia.com/gpu":"1"}', damaged], {}) == Request("unknown", None)
