@@ -5,8 +5,9 @@ GPU. A MIG instance counts as its fraction of the GPU. GPUs are counted by the t
 cover and in which they respond, also on cordoned nodes. GPUs for which pods wait are demand, too;
 each pod counts toward the group of its node.
 
-A node without samples keeps the GPUs and the demand of its last hour while the inventory lists
-them. A node whose allocation is mostly unknown keeps the demand of its last known hour.
+A node without samples keeps the GPUs and the demand of its last hour while it was the last node
+whose inventory listed any of these GPUs. A node whose allocation is mostly unknown keeps the demand
+of its last known hour.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,16 +39,34 @@ _SUMS: Final = """(
             AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
         GROUP BY ALL
     ),
-    -- The models that a node has from a time on; a deleted node has none.
+    -- The GPUs of each version of a node's inventory, until the next version, until another node
+    -- lists the GPU, or until the node is deleted.
+    listed AS (
+        SELECT inventory.cluster, inventory.node, model, in_force_from AS since,
+            least(valid_to, deleted_time, lead(in_force_from) OVER (PARTITION BY gpu_uuid
+                ORDER BY in_force_from, inventory.cluster, inventory.node, kafka_offset)) AS until
+        FROM (FROM inventory WHERE in_force_from < make_timestamptz($end_us)) AS inventory
+        ASOF LEFT JOIN (
+            SELECT cluster, node, deleted_time FROM nodes
+            WHERE deleted_time < make_timestamptz($end_us)
+        ) AS deletions ON deletions.cluster = inventory.cluster
+            AND deletions.node = inventory.node AND in_force_from <= deleted_time
+    ),
+    -- The listed GPUs of each model on each node, from a time on.
     versions AS (
-        SELECT cluster, node, in_force_from AS since, list(model) AS models
-        FROM inventory WHERE in_force_from < make_timestamptz($end_us) GROUP BY ALL
-        UNION ALL
-        SELECT cluster, node, deleted_time, []
-        FROM nodes WHERE deleted_time < make_timestamptz($end_us)
+        SELECT cluster, node, model, time AS since,
+            sum(gpus) OVER (PARTITION BY cluster, node, model ORDER BY time) AS gpus
+        FROM (
+            SELECT cluster, node, model, since AS time, 1 AS gpus FROM listed
+            UNION ALL
+            SELECT cluster, node, model, until, -1 FROM listed
+            WHERE until < make_timestamptz($end_us)
+        )
     ),
     -- The models that a node has at the end of the window.
-    newest AS (SELECT cluster, node, max_by(models, since) AS models FROM versions GROUP BY ALL),
+    newest AS (
+        SELECT cluster, node, model FROM versions GROUP BY ALL HAVING arg_max(gpus, since) > 0
+    ),
     -- Samples with the time of the next ones. An allocation that is mostly unknown is replaced by
     -- the last known one.
     followed AS (
@@ -63,15 +82,14 @@ _SUMS: Final = """(
         FROM followed WHERE next_time > time + INTERVAL 1 hour
         UNION ALL
         SELECT followed.* REPLACE (make_timestamptz($end_us) AS next_time)
-        FROM followed JOIN newest USING (cluster, node)
-        WHERE next_time IS NULL AND list_contains(models, model)
+        FROM followed SEMI JOIN newest USING (cluster, node, model) WHERE next_time IS NULL
     ),
     -- The same with the end of the gap: the node has samples again, or no longer has the model.
     filled AS (
         SELECT before_gap.*, min(least(next_time, since)) AS until_time
         FROM before_gap LEFT JOIN versions ON versions.cluster = before_gap.cluster
-            AND versions.node = before_gap.node AND since > time
-            AND NOT list_contains(versions.models, model)
+            AND versions.node = before_gap.node AND versions.model = before_gap.model
+            AND since > time AND gpus = 0
         GROUP BY ALL
     )
     SELECT time, cluster, node, model, allocated, unknown, present, 0 AS filled FROM followed

@@ -188,10 +188,15 @@ def silent_store(store: Path, **tables: Any) -> list[Demand]:  # noqa: ANN401  #
         return read_demand(connection, ("model",), window=WINDOW, waiting={})
 
 
-def test_a_silent_node_keeps_its_gpus_and_its_demand_while_the_inventory_lists_it(
+def a100_row(node: str, **fields: Any) -> Row:  # noqa: ANN401  # any column
+    """Return the row of a node's inventory that lists the A100."""
+    return inventory_row("GPU-b", node=node, model="A100", **fields)
+
+
+def test_a_silent_node_keeps_its_gpus_and_its_demand_while_its_inventory_lists_them_last(
     tmp_path: Path,
 ) -> None:
-    listed = [inventory_row("GPU-b", node="m", model="A100")]
+    listed = [a100_row("m")]
     ends: dict[str, dict[str, list[Row]]] = {
         "listed": {"inventory": listed},
         "emptied": {"inventory": [*listed, inventory_row(None, hour=1.5, node="m")]},
@@ -202,6 +207,28 @@ def test_a_silent_node_keeps_its_gpus_and_its_demand_while_the_inventory_lists_i
                 node_row(hour=1.5, node="m", deleted_time=BEGIN_US + 3 * HOUR_US // 2),
             ],
         },
+        "moved": {"inventory": [*listed, a100_row("other", hour=1.5)]},
+        "of a renamed cluster": {"inventory": [*listed, a100_row("m", hour=2, cluster="new")]},
+        "moved there": {"inventory": [a100_row("other", hour=-48), *listed]},
+        "moved and returned": {
+            "inventory": [
+                *listed,
+                a100_row("other", hour=0.5),
+                a100_row("m", hour=1),
+                a100_row("m", hour=1.5),
+            ]
+        },
+        "one of two moved": {
+            "inventory": [
+                *listed,
+                inventory_row("GPU-c", node="m", model="A100"),
+                a100_row("other", hour=1.5),
+            ]
+        },
+        "deleted and listed again": {
+            "inventory": [*listed, a100_row("m", hour=1)],
+            "nodes": [node_row(node="m", hour=0.5, deleted_time=BEGIN_US + HOUR_US // 2)],
+        },
         "never listed": {},
     }
     found = {name: silent_store(tmp_path / name, **tables) for name, tables in ends.items()}
@@ -210,6 +237,12 @@ def test_a_silent_node_keeps_its_gpus_and_its_demand_while_the_inventory_lists_i
         "listed": ((1.0, 1.0), 1),
         "emptied": ((1.0, 0.0), 0),
         "deleted": ((1.0, 0.0), 0),
+        "moved": ((1.0, 0.0), 0),
+        "of a renamed cluster": ((1.0, 0.0), 0),
+        "moved there": ((1.0, 1.0), 1),
+        "moved and returned": ((1.0, 1.0), 1),
+        "one of two moved": ((1.0, 1.0), 1),
+        "deleted and listed again": ((1.0, 1.0), 1),
         "never listed": ((1.0, 0.0), 0),
     }
     assert a100s["listed"].gpus == 1.0
