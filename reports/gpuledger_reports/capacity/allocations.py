@@ -5,7 +5,9 @@ A holder is a pod, or a job of a scheduler, to which devices are allocated. Rows
 row of use belongs to a holder only if it is certain which pod or job used the device.
 
 Reports first sum up rows without descriptions, because joining each row with the pods' history
-would take most of the time. `create_descriptions` then adds the descriptions to the sums.
+would take most of the time. `create_descriptions` then adds the descriptions to the sums. Sums are
+split on the days from which another description of their node or namespace counts: `create_changes`
+finds these days. A day belongs to the description at its start, because daily sums cannot be split.
 """
 
 from collections import defaultdict
@@ -19,7 +21,7 @@ import msgspec
 from gpuledger.store.query import empty_relation
 from gpuledger.store.schema import PODS
 from gpuledger.store.usage_schema import NAMESPACES, NODES, USAGE_HOURLY
-from gpuledger.store.views import usage_sql
+from gpuledger.store.views import usage_sql, with_namespaces, with_nodes
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.pricing.policy_file import days_of_change
@@ -34,12 +36,20 @@ IDENTITY: Final = (
     *("allocated_namespace", "allocated_pod", "allocated_job_id"),
 )
 """The columns of a row of allocated time that determine its descriptions."""
+_OF_NODE: Final = ("node_pool", "instance_type", "zone", "region", "capacity_type")
+_OF_NAMESPACE: Final = ("namespace_labels", "namespace_annotations")
 _DESCRIBED: Final = (
     *IDENTITY,
-    *("node_pool", "instance_type", "zone", "region", "capacity_type"),
+    *_OF_NODE,
     *("allocated_owner_kind", "allocated_owner_name", "allocated_labels"),
-    *("namespace_labels", "namespace_annotations"),
+    *_OF_NAMESPACE,
 )
+_VERSIONED: Final = (
+    (NODES.name, "cluster, node", _OF_NODE, with_nodes),
+    (NAMESPACES.name, "cluster, namespace", _OF_NAMESPACE, with_namespaces),
+)
+"""The tables of descriptions, with their keys, the columns that descriptions use, and the function
+that adds these columns to rows."""
 _OF_POD: Final = (
     *("in_force_from", "namespace", "pod", "owner_kind", "owner_name", "labels", "created_time"),
     *("deleted_time", "resource_version", "config_hash", "kafka_offset"),
@@ -67,6 +77,28 @@ _OTHER_PODS: Final = """(
         AND (pod_uid = allocated_pod_uid OR (namespace = allocated_namespace
             AND pod = allocated_pod))
 )"""
+_CHANGES: Final = f"""
+CREATE OR REPLACE TEMP TABLE {{table}} AS
+WITH described AS (
+    SELECT {{keys}}, time, hash({{columns}}) AS description FROM {{rows}}
+), changed AS (
+    SELECT *, make_timestamptz((epoch_us(time) + {DAY_US - 1}) // {DAY_US} * {DAY_US}) AS day
+    FROM described
+    QUALIFY description <> lag(description) OVER (PARTITION BY {{keys}} ORDER BY time)
+)
+SELECT {{keys}}, list(DISTINCT day) AS change_days FROM changed
+WHERE day > make_timestamptz($begin_us) AND day < make_timestamptz($end_us) GROUP BY ALL
+"""  # noqa: S608  # our own names
+"""SQL of the days from which another description of an object counts. A version with the same
+description changes nothing, and neither does the first version."""
+_CHANGES_OF_IDENTITIES: Final = """
+CREATE OR REPLACE TEMP TABLE changes AS
+SELECT identity, list_concat(of_node.change_days, of_namespace.change_days) AS change_days
+FROM identities LEFT JOIN node_changes AS of_node USING (cluster, node)
+LEFT JOIN namespace_changes AS of_namespace
+    ON of_namespace.cluster = identities.cluster AND namespace = allocated_namespace
+WHERE coalesce(of_node.change_days, of_namespace.change_days) IS NOT NULL
+"""
 IDENTITY_HASH: Final = f"hash({', '.join(IDENTITY)})"
 HOLDER: Final = """CASE category
     WHEN 'idle' THEN CASE
@@ -101,7 +133,7 @@ DIMENSIONS: Final[Mapping[str, str]] = {
 }
 PRICED: Final = (
     *("cluster", "model", "mig_profile", "compute_slices", "gpu_compute_slices"),
-    *("node_pool", "instance_type", "zone", "region", "capacity_type"),
+    *_OF_NODE,
 )
 """The columns of a device that determine its price."""
 
@@ -144,6 +176,24 @@ def create_identities(
         GROUP BY identity""",  # noqa: S608  # our own names
         limits,
     )
+
+
+def create_changes(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
+    """Create the temporary tables `node_changes` and `changes` of nodes and identities.
+
+    Their column `change_days` has the days in a window from which another description counts.
+    Without such days there is no row. `create_identities` has created `identities`.
+    """
+    for versions, keys, columns, with_descriptions in _VERSIONED:
+        rows = f"(SELECT DISTINCT {keys}, in_force_from AS time FROM {versions})"  # noqa: S608  # our own names
+        changes = _CHANGES.format(
+            table=f"{versions.removesuffix('s')}_changes",
+            keys=keys,
+            columns=", ".join(columns),
+            rows=with_descriptions(rows),
+        )
+        connection.execute(changes, window._asdict())
+    connection.execute(_CHANGES_OF_IDENTITIES)
 
 
 def create_descriptions(connection: duckdb.DuckDBPyConnection, sums: str) -> str:
@@ -199,6 +249,11 @@ class Terms:
         cases = [f"WHEN {time} >= TIMESTAMPTZ '{day} 00:00:00Z' THEN DATE '{day}'"
                  for day in self._days[:0:-1]]  # fmt: skip
         return f"CASE {' '.join((*cases, ''))}WHEN true THEN DATE '{self._days[0]}' END"
+
+    def since_change_sql(self, time: str) -> str:
+        """Return the same SQL, with changes of descriptions in the column `change_days`, too."""
+        change = f"list_max(list_filter(change_days, lambda each: each <= {time}))::DATE"
+        return f"greatest({self.since_sql(time)}, {change})"
 
     def price(self, row: Mapping[str, Any]) -> Fraction | None:
         """Return the price of a GPU-hour, or `None`; `row` has `since` and the columns `PRICED`."""

@@ -16,7 +16,8 @@ The other hours are read in slices of the window, each in these steps:
 1. `parties`: the hours of each device by holder, from `usage_hourly`.
 2. `devices`: allocated hours of known holders, with a bitmap of idle minutes.
 3. `stretches`: the idle stretches of holders; `open_stretches` continue in the next slice.
-4. `idle_sums`: sums by identity and period, with the minutes that each limit would have reclaimed.
+4. `idle_sums`: sums by identity and day of change, with the minutes that each limit would have
+   reclaimed.
 """
 
 from itertools import pairwise
@@ -42,8 +43,6 @@ _WHOLE_HOUR: Final = (1 << 60) - 1
 _BLOCK_HOURS: Final = 48
 """A block of hours fits into the bits of one number. It begins at midnight."""
 _BLOCK_US: Final = _BLOCK_HOURS * HOUR_US
-PERIOD_US: Final = 10 * DAY_US
-"""Sums of an allocation are split into periods, because a node may get another pool."""
 SLICE_HOURS: Final = 600_000
 """The approximate number of hours of devices that are in memory at once."""
 IN_WINDOW: Final = "hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)"
@@ -207,7 +206,7 @@ WITH reclaimed AS (
 ), held AS (
     SELECT *, least(coalesce(still_minutes, 0), bit_count(idle)) AS held_minutes FROM devices
 )
-SELECT identity, hour * {HOUR_US} // {PERIOD_US} AS period, {{since}} AS since,
+SELECT identity, {{since}} AS since,
     sum(held_minutes * minute_hours) AS idle_memory, sum(held_minutes * gib) AS held_gib_minutes,
     sum(held_minutes) FILTER (gib IS NOT NULL) AS held_minutes,
     {
@@ -218,14 +217,15 @@ SELECT identity, hour * {HOUR_US} // {PERIOD_US} AS period, {{since}} AS since,
 },
     max_by(stretch, (stretch.end - stretch.begin, -stretch.begin))
         FILTER (stretch IS NOT NULL) AS stretch
-FROM held LEFT JOIN reclaimed USING (holder, hour) GROUP BY identity, period, since
+FROM held LEFT JOIN reclaimed USING (holder, hour) LEFT JOIN changes USING (identity)
+GROUP BY identity, since
 """  # noqa: S608  # as above
 
 
 def create_idle_sums(
     connection: duckdb.DuckDBPyConnection, question: Question, terms: Terms, *, slice_hours: int
 ) -> None:
-    """Create the temporary table `idle_sums`: sums by `identity`, `period` and `since`.
+    """Create the temporary table `idle_sums`: sums by `identity` and `since`.
 
     `reclaimed_…` are the GPU-hours that a limit would have reclaimed, `idle_memory` those in which
     memory was held without kernels, and `stretch` is the longest idle stretch.
@@ -234,7 +234,7 @@ def create_idle_sums(
     connection.execute(_SEEN, question.window._asdict())
     for made in (_SEEN_SHARED, _UNSEEN, _CANDIDATES, _MINUTES, _OPEN):
         connection.execute(made)
-    since = terms.since_sql(f"make_timestamptz(hour * {HOUR_US})")
+    since = terms.since_change_sql(f"make_timestamptz(hour * {HOUR_US})")
     kept = "CREATE OR REPLACE TEMP TABLE idle_sums AS"
     for part in question.each(_slices(connection, question.window, slice_hours)):
         connection.execute(_PARTIES, part._asdict())

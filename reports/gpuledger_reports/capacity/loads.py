@@ -29,6 +29,7 @@ from gpuledger_reports.capacity.allocations import (
     IDENTITY_HASH,
     PRICED,
     Terms,
+    create_changes,
     create_descriptions,
     create_identities,
     rows_of,
@@ -63,7 +64,8 @@ SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS
     sum(allocated_ns) FILTER (category = 'idle') / 6e10 AS allocated_minutes,
     sum(busy_ns) FILTER (category <> 'idle') > 0 AS is_used,
     max({MEMORY_MAX}) FILTER (category <> 'idle') AS memory_max
-FROM usage_daily_unnamed WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
+FROM usage_daily_unnamed LEFT JOIN node_changes USING (cluster, node)
+WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
 GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
 """  # noqa: S608  # our own names
 """SQL of each device by holder."""
@@ -100,7 +102,8 @@ SELECT identity, since, gpus, {", ".join(f"sum({name})::BIGINT AS {name}" for na
 FROM (
     SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS since,
         {", ".join(_BUCKETS)}
-    FROM usage_daily_unnamed WHERE {_WINDOW} AND category <> 'idle' AND {HOLDER} IS NOT NULL
+    FROM usage_daily_unnamed LEFT JOIN node_changes USING (cluster, node)
+    WHERE {_WINDOW} AND category <> 'idle' AND {HOLDER} IS NOT NULL
 ) JOIN held USING (device, holder, since)
 WHERE has_load GROUP BY identity, since, gpus
 """  # noqa: S608  # as above
@@ -276,13 +279,15 @@ def read_workloads(
     limits = window._asdict()
     create_identities(connection, f"(FROM usage_daily_unnamed WHERE {_WINDOW})", limits)
     first, last = (time_us // DAY_US for time_us in (window.begin_us, window.end_us - 1))
-    devices = _DEVICES.format(since=terms.since_sql("day"), first=first, last=last)
+    create_changes(connection, window)
+    since = terms.since_change_sql("day")
+    devices = _DEVICES.format(since=since, first=first, last=last)
     connection.execute(devices, limits)
     connection.execute(_HELD, limits)
-    kept, sums = "CREATE OR REPLACE TEMP TABLE bucket_sums AS", terms.since_sql("day")
+    kept = "CREATE OR REPLACE TEMP TABLE bucket_sums AS"
     for begin_us in range(*window, _SLICE_DAYS * DAY_US):
         part = Window(begin_us, min(begin_us + _SLICE_DAYS * DAY_US, window.end_us))
-        connection.execute(f"{kept} {_BUCKET_SUMS.format(since=sums)}", part._asdict())
+        connection.execute(f"{kept} {_BUCKET_SUMS.format(since=since)}", part._asdict())
         kept = "INSERT INTO bucket_sums"
     connection.execute(_LOADS)
     connection.execute("DROP TABLE device_loads; DROP TABLE held; DROP TABLE bucket_sums")

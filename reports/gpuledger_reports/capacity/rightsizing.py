@@ -347,7 +347,8 @@ REPORT: Final = Report(
         " 99 % of minutes, the workload needs at most 90 % of its memory, and in 95 % of minutes,"
         " at most 80 % of its utilization and bandwidth. The speeds of other models are from data"
         " sheets. `Risk` rates the change; `--explain` lists the risks and every device that was"
-        " considered. `Saved GPU-h` counts only GPUs of the present model. Workloads that fit,"
+        " considered. `Saved GPU-h` counts only GPUs of the present model. New labels of a node"
+        " count from the next day on, in UTC. Workloads that fit,"
         " share GPUs, were never used or have too short a history have no recommendation."
     ),
     examples={

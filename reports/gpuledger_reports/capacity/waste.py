@@ -22,6 +22,7 @@ from gpuledger_reports.capacity.allocations import (
     PRICED,
     USAGE,
     Terms,
+    create_changes,
     create_descriptions,
     create_identities,
     rows_of,
@@ -30,7 +31,6 @@ from gpuledger_reports.capacity.allocations import (
 from gpuledger_reports.capacity.idle_time import (
     IN_WINDOW,
     LIMITS,
-    PERIOD_US,
     SLICE_HOURS,
     create_idle_sums,
 )
@@ -42,10 +42,11 @@ _RECLAIMED: Final = tuple(f"reclaimed_{limit}" for limit in LIMITS)
 _AMOUNTS: Final = ("allocated", "unused", "idle_memory", *_RECLAIMED)
 _ALLOCATED_SUMS: Final = f"""
 CREATE OR REPLACE TEMP TABLE allocated_sums AS
-SELECT {IDENTITY_HASH} AS identity, epoch_us(time) // {PERIOD_US} AS period, {{since}} AS since,
+SELECT identity, {{since}} AS since,
     min(time) AS hour, sum(allocated_gpu_hours) AS allocated, sum(gpu_hours) AS unused,
     count(coalesce({ALLOCATED}, {BUSY.columns[0]})) AS known_hours
-FROM {USAGE} WHERE category = 'idle' AND {IS_HELD}
+FROM (SELECT *, {IDENTITY_HASH} AS identity FROM {USAGE} WHERE category = 'idle' AND {IS_HELD})
+LEFT JOIN changes USING (identity)
 GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
 """  # noqa: S608  # our own names
 _SUMS: Final = """
@@ -53,7 +54,7 @@ CREATE OR REPLACE TEMP TABLE sums AS
 FROM allocated_sums
 UNION ALL BY NAME
 SELECT idle_sums.*, allocated_sums.hour
-FROM idle_sums JOIN allocated_sums USING (identity, period, since)
+FROM idle_sums JOIN allocated_sums USING (identity, since)
 """
 _SUMMED: Final = (
     *("allocated", "unused", "idle_memory", "held_gib_minutes", "held_minutes", "known_hours"),
@@ -163,7 +164,8 @@ def read_waste(
     terms = Terms(question.policy, question.window)
     limits = usage_limits(connection, question.window)
     create_identities(connection, USAGE, limits)
-    connection.execute(_ALLOCATED_SUMS.format(since=terms.since_sql("time")), limits)
+    create_changes(connection, question.window)
+    connection.execute(_ALLOCATED_SUMS.format(since=terms.since_change_sql("time")), limits)
     create_idle_sums(connection, question, terms, slice_hours=slice_hours)
     connection.execute(_SUMS)
     connection.execute("DROP TABLE allocated_sums; DROP TABLE idle_sums")
@@ -228,8 +230,8 @@ REPORT: Final = Report(
         " 60 idle minutes would have reclaimed: the part of each idle stretch after its first 60"
         " minutes. Rows are ranked by this cost, for the limit `--idle-minutes`. `Idle memory"
         " GiB` is the mean memory that processes of a pod held on a device in minutes without"
-        " kernels. Files have more columns, such as the longest idle stretch with its start, end"
-        " and pod."
+        " kernels. New labels of a node or namespace count from the next day on, in UTC. Files have"
+        " more columns, such as the longest idle stretch with its start, end and pod."
     ),
     examples={
         "The 20 workloads whose idle pods cost the most": "--prices prices.yaml --top 20",

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import ceil
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from gpuledger.errors import ArgumentError
 from gpuledger.store.distributions import BUSY, DRAM, GIB, MEMORY, Distribution
 from gpuledger.store.query import empty_relation
-from gpuledger.store.usage_schema import INVENTORY
+from gpuledger.store.usage_schema import INVENTORY, NODES
 from gpuledger_reports.capacity.asking import options_of
 from gpuledger_reports.capacity.loads import BY
 from gpuledger_reports.capacity.report import Answer, Question
@@ -25,7 +26,16 @@ from gpuledger_reports.pricing.policy_file import parse_policy
 from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
 from tests.tables import for_each
 from tests.unit.reports.capacity.views import view_usage
-from tests.unit.reports.stores import BEGIN_US, UNKNOWN, Row, Value, allocated, usage_row, used
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    UNKNOWN,
+    Row,
+    Value,
+    allocated,
+    node_row,
+    usage_row,
+    used,
+)
 
 MINUTE_NS: Final = 60 * 10**9
 H100: Final = "NVIDIA H100 80GB HBM3"
@@ -95,6 +105,7 @@ def sized(
     policy: BillPolicy = POLICY,
     explain: str | None = None,
     history: int = 7,
+    nodes: Sequence[Row] = (),
 ) -> Answer:
     memory = {H100: 80, "NVIDIA A100-SXM4-80GB": 80, "NVIDIA L4": 24}
     with duckdb.connect() as connection:
@@ -105,6 +116,14 @@ def sized(
                 "INSERT INTO inventory (model, memory_total_bytes) VALUES (?, ?)",
                 [model, gib * GIB],
             )
+        connection.execute(f"DROP VIEW nodes; CREATE TABLE nodes AS FROM {empty_relation(NODES)}")
+        for node in nodes:
+            row = {
+                **node,
+                "in_force_from": datetime.fromtimestamp(node["in_force_from"] / 1e6, UTC),
+            }
+            values = ", ".join(f"${name} AS {name}" for name in row)
+            connection.execute(f"INSERT INTO nodes BY NAME SELECT {values}", row)
         question = Question(
             # The part of a day at each end does not count.
             window=Window(BEGIN_US - HOUR_US, BEGIN_US + days * DAY_US + HOUR_US),
@@ -254,6 +273,23 @@ def test_another_model_of_the_cluster_is_recommended_if_it_saves_more() -> None:
     assert found["risk_reasons"] == ["the speeds of the models are from data sheets"]
     elsewhere = [{**row, "cluster": "lab"} if row["model"] != H100 else row for row in rows]
     assert sized(elsewhere).rows[0]["recommended_model"] == H100
+
+
+def test_costs_are_split_on_the_day_after_a_node_changes() -> None:
+    policy = parse_policy("""
+prices:
+  - {name: small, node_pool: small, per_gpu_hour: 1}
+  - {name: large, node_pool: large, per_gpu_hour: 10}
+""")
+    rows = [*week("train", BUSY_DAY), *week("train", [None] * 1440, gpu="GPU-b")]
+    nodes = [
+        node_row(node_pool="small"),
+        node_row(hour=30, node_pool="small", resource_version="2"),
+        node_row(hour=99, node_pool="large", resource_version="3"),
+    ]
+    found = only(sized(rows, policy=policy, nodes=nodes))
+    assert (found["gpus"], found["history_days"]) == (2, 7)
+    assert (found["saved_gpu_hours"], found["saved_cost"]) == (168.0, 5 * 24 * 1.0 + 2 * 24 * 10.0)
 
 
 def test_without_prices_only_gpu_hours_of_the_same_model_are_saved() -> None:

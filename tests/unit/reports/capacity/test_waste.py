@@ -303,6 +303,40 @@ def test_teams_are_those_of_bills(tmp_path: Path) -> None:
     assert {row["team"] for row in found.rows} == {"search", "platform", "research"}
 
 
+@for_each("summed_days", [0, 3])
+def test_sums_are_split_on_the_day_after_a_change_of_a_node_or_namespace(
+    summed_days: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    known: Row = {BUSY.columns[0]: 24 * 60}
+    changes: dict[str, Sequence[Row]] = {
+        "usage_hourly": [idle_hour(hour, "notebook") for hour in range(74)],
+        "usage_daily": [
+            allocated(day * 24, "notebook", 24 * HOUR_NS, **known) for day in range(summed_days)
+        ],
+        "nodes": [
+            node_row(node_pool="small"),
+            node_row(hour=3, node_pool="small", resource_version="2"),
+            node_row(hour=24, node_pool="large", resource_version="3"),
+            node_row(hour=51, node_pool="small", resource_version="4"),
+        ],
+        "namespaces": [
+            namespace_row("ns", labels='{"team": "search"}'),
+            namespace_row("ns", hour=30, labels='{"team": "ads"}', resource_version="2"),
+        ],
+    }
+    store = tmp_path_factory.mktemp("store")
+    found = waste_in(store, 74, "pool,team", **changes)
+    assert {
+        (row["pool"], row["team"]): (row["unused_gpu_hours"], row["reclaimed_60_gpu_hours"])
+        for row in found.rows
+    } == {
+        ("small", "search"): (24.0, 23.0),
+        ("large", "search"): (24.0, 24.0),
+        ("large", "ads"): (24.0, 24.0),
+        ("small", "ads"): (2.0, 2.0),
+    }
+
+
 @for_each(
     "by, value",
     [
