@@ -93,10 +93,8 @@ def open_store(
     end_us = newest_us
     if complete is not None:
         end_us = min(newest_us + HOUR_US, round(complete.timestamp()) * 10**6 // HOUR_US * HOUR_US)
-    if end_us <= begin_us:
-        return None
-    # The first hour may be incomplete, too.
-    return Window(min(begin_us + HOUR_US, end_us - HOUR_US), end_us)
+    # The first hour may have usage of only a part, which bills contain, too.
+    return Window(begin_us, end_us) if begin_us < end_us else None
 
 
 def ask(

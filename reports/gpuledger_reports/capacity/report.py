@@ -103,7 +103,7 @@ class Question:
     """A question to a report."""
 
     window: Window
-    """Whole hours, all of them complete."""
+    """Whole hours of complete usage."""
     by: tuple[str, ...]
     """Names of the report's dimensions."""
     policy: BillPolicy

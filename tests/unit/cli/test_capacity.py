@@ -172,7 +172,7 @@ def test_files_have_their_time_range_on_standard_error(
 ) -> None:
     assert main(["capacity", "fleet", "--store", store, "--window", "90d", "--format", "csv"]) == 0
     shown = capsys.readouterr()
-    usage = "Usage from 2026-10-01T01:00:00Z to 2026-10-29T23:00:00Z."
+    usage = "Usage from 2026-10-01T00:00:00Z to 2026-10-29T23:00:00Z."
     assert shown.err.splitlines()[-1] == f"gpuledger: {usage}"
     assert usage not in shown.out
 
@@ -201,7 +201,7 @@ def test_a_report_without_rows_does_not_claim_what_is_unknown(
         ("--horizon", "36h", "--horizon: invalid duration '36h'; it must be whole days"),
         ("--horizon", "500d", "--horizon: '500d' is longer than 366 days"),
         ("--added", "many", "--added: invalid value 'many'; give a number"),
-        ("--window", "2020", "--window: has no complete usage; give a time between 2026-10-01T01"),
+        ("--window", "2020", "--window: has no complete usage; give a time between 2026-10-01T00"),
         ("--to", "2026-10-02", "--from: is missing; give it with `to`"),
         ("--top", "-1", "--top: "),
         ("--format", "xml", "--format"),

@@ -204,10 +204,12 @@ def test_progress_ends_at_100_percent() -> None:
     assert sum(done) == 100
 
 
-def test_usage_is_complete_without_its_first_and_its_newest_hour(tmp_path: Path) -> None:
+def test_usage_is_complete_from_its_first_hour_as_in_bills_but_without_its_newest(
+    tmp_path: Path,
+) -> None:
     store = write_store(tmp_path, usage_hourly=[allocated(hour, "train") for hour in range(4)])
     with duckdb.connect() as connection:
-        assert open_store(connection, store) == (BEGIN_US + HOUR_US, BEGIN_US + 3 * HOUR_US)
+        assert open_store(connection, store) == (BEGIN_US, BEGIN_US + 3 * HOUR_US)
 
 
 def test_a_commit_that_ends_with_an_hour_makes_this_hour_complete(tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_a_commit_that_ends_with_an_hour_makes_this_hour_complete(tmp_path: Path
     rows = [allocated(hour, "train") for hour in range(4)]
     store = write_store(tmp_path, properties=mark, usage_hourly=rows)
     with duckdb.connect() as connection:
-        assert open_store(connection, store) == (BEGIN_US + HOUR_US, BEGIN_US + 4 * HOUR_US)
+        assert open_store(connection, store) == (BEGIN_US, BEGIN_US + 4 * HOUR_US)
 
 
 @for_each("minutes, hours", [(None, None), (40, None), (60, (0, 1)), (100, (0, 1))])

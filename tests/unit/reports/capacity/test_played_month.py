@@ -24,7 +24,6 @@ from gpuledger_reports.capacity.report import Question, Row
 from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_simulator.fleet.load import load_fleet
 from gpuledger_simulator.fleet.plan import (
-    MINUTES_A_DAY,
     MINUTES_AN_HOUR,
     FleetPlan,
     FleetPod,
@@ -257,8 +256,7 @@ def test_rightsizing_ranks_the_oversized_pods_first_with_the_hours_that_they_do_
     assert (first["gpus"], first["used_gpus"]) == (2, 1)
     assert first["recommended_mig_profile"] == "2g.20gb"
     hours = sum(
-        # In whole days: the first hour is not complete.
-        max(0, pod.end - max(pod.start, MINUTES_A_DAY)) / MINUTES_AN_HOUR
+        month.hours_within(pod.start, pod.end)
         for pod in month.plan.pods
         if pod.workload.name == "rerank"
     )
