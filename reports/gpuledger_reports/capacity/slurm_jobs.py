@@ -144,18 +144,19 @@ def _ids(job_id: str) -> Iterator[str]:
 def _requested(tres: str) -> str | None:
     """Return the requested GPUs as in the column `requested` of pods; `None` without GPUs."""
     amounts = Counter[str]()
-    total = of_types = 0
+    total = of_types = instances = 0
     for kind, of_type, text in _GRES.findall(tres):
         profile = MIG_PROFILE.search(of_type)
         if kind != "gpu":
             amounts[f"gres/{kind}"] += int(text)
         elif profile:
             amounts[f"nvidia.com/mig-{profile[0]}"] += int(text)
+            instances += int(text)
         elif of_type:
             of_types += int(text)
         else:
             total = int(text)
     # The total includes all types and MIG instances; Slurm may have recorded only the types.
-    amounts[GPU] = max(total - amounts.total(), of_types)
+    amounts[GPU] = max(total - instances, of_types)
     requested = {name: str(amount) for name, amount in amounts.items() if amount}
     return orjson.dumps(requested).decode() if requested else None

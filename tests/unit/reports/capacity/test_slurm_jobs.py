@@ -133,6 +133,8 @@ def test_each_recorded_job_and_task_with_gpus_is_read_once(tmp_path: Path) -> No
         ),
         ("gres/shard=4", '{"gres/shard":"4"}'),
         ("gres/mps=50", '{"gres/mps":"50"}'),
+        ("gres/gpu=8,gres/mps=50", '{"gres/mps":"50","nvidia.com/gpu":"8"}'),
+        ("gres/gpu=2,gres/shard=4", '{"gres/shard":"4","nvidia.com/gpu":"2"}'),
         ("gres/gpu=0", None),
         ("gres/gpumem=10G", None),
     ],
