@@ -15,6 +15,7 @@ from gpuledger_reports.capacity.node_states import Kind, NodeStates, find_instan
 from gpuledger_reports.capacity.packing import Measured, measure
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
 from gpuledger_reports.capacity.stranding import CPU, MEMORY, WHOLE, Shape
+from gpuledger_reports.capacity.waits import notes_on_too_large
 from gpuledger_reports.reading.times import HOUR_US
 
 _ADVISED_GPUS: Final = 1
@@ -118,6 +119,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         found = {at: measure(list(nodes.values()), mix) for at, nodes in of_kind.items()}
         groups[kind.key].add(kind, found, mix, sampled)
     waiting = read_waiting(connection, question.by, window=question.window)
+    too_large = notes_on_too_large(connection)
     hours = (question.window.end_us - question.window.begin_us) / HOUR_US
     rows = [
         {
@@ -128,7 +130,9 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     ]
     rows.sort(key=lambda row: (-row["stranded_gpus"], -row["gpus"]))
     instants = len(find_instants(question.window))
-    return Answer(rows=rows, notes=list(_notes(states, rows, instants=instants, sampled=sampled)))
+    notes = [*_notes(states, rows, instants=instants, sampled=sampled)]
+    notes += [f"{note} `Unmet GPUs` does not include them." for note in too_large]
+    return Answer(rows=rows, notes=notes)
 
 
 def _notes(

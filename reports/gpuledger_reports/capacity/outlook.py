@@ -26,6 +26,7 @@ from gpuledger_reports.capacity.report import (
     whole,
 )
 from gpuledger_reports.capacity.slurm_jobs import SLURM_JOBS
+from gpuledger_reports.capacity.waits import notes_on_too_large
 
 _QUANTILES: Final = (0.1, 0.5, 0.9)
 _INCLUDED: Final = "included"
@@ -189,6 +190,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     is_included = question.options["waiting"] == _INCLUDED
     jobs = question.options["slurm_jobs"] or ()
     waiting = read_waiting(connection, by, window=window, jobs=jobs) if is_included else {}
+    too_large = [*notes_on_too_large(connection)] if is_included else []
     found = read_demand(connection, by, window=window, waiting=waiting)
     groups = [
         group
@@ -224,6 +226,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
             f"{unplaced:.0f} GPU-hours of waiting pods are not in any row, because it is unknown"
             " which GPUs they would get."
         )
+    notes += [f"{note} Demand does not include them." for note in too_large]
     return Answer(rows=rows, notes=notes, is_found=is_found)
 
 
@@ -244,14 +247,15 @@ REPORT: Final = Report(
         " or for which pods waited; `Waiting` is the second part. Pods that wait due to a quota or"
         " a scheduling gate are demand, too. A pod that waited counts toward the GPUs that it got"
         " later. Without a node, it counts toward the GPUs that most pods of its workload,"
-        " namespace or cluster got. Each group of GPUs is forecast by the method that was most"
-        " accurate in its past. `weekly_profile` is the median week, adjusted to the last day;"
-        " `weekly_trend` adds the trend of eight weeks; `seasonal_naive` is the last week. Expected"
-        " demand and bands are means over the last seven days of the horizon. `Full in days` is"
-        " when demand reaches the number of GPUs in the last day: for P10, one in ten possible"
-        " futures is full by then. `Error` is the mean absolute error of past forecasts in GPUs,"
-        " and `Coverage` the share of hours in past 80 % bands, in the same seven days. A group has"
-        " no row without GPUs and demand in the last day."
+        " namespace or cluster got. Pods that request more GPUs than any node has are excluded."
+        " Each group of GPUs is forecast by the method that was most accurate in its past."
+        " `weekly_profile` is the median week, adjusted to the last day; `weekly_trend` adds the"
+        " trend of eight weeks; `seasonal_naive` is the last week. Expected demand and bands are"
+        " means over the last seven days of the horizon. `Full in days` is when demand reaches the"
+        " number of GPUs in the last day: for P10, one in ten possible futures is full by then."
+        " `Error` is the mean absolute error of past forecasts in GPUs, and `Coverage` the share of"
+        " hours in past 80 % bands, in the same seven days. A group has no row without GPUs and"
+        " demand in the last day."
     ),
     examples={
         "The next weeks, by model": "",

@@ -18,7 +18,13 @@ from gpuledger_reports.capacity.report import (
     plain_cell,
 )
 from gpuledger_reports.capacity.slurm_jobs import SLURM_JOBS
-from gpuledger_reports.capacity.waits import create_waits, divide_by_days, hourly_sql, name_teams
+from gpuledger_reports.capacity.waits import (
+    create_waits,
+    divide_by_days,
+    hourly_sql,
+    name_teams,
+    notes_on_too_large,
+)
 from gpuledger_reports.reading.times import HOUR_US, Window, day_of, days_in
 
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -85,6 +91,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         name_teams(connection, Terms(question.policy, window))
     groups = _groups(connection, by, {None: window}, waits="waits")
     notes = [*_notes([group for group in groups if question.selects(group.row)])]
+    notes += notes_on_too_large(connection)
     if question.options["history"]:
         divide_by_days(connection, window)
         days = ((day_of(day.begin_us).isoformat(), day) for day in days_in(window))

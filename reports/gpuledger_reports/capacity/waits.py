@@ -7,7 +7,7 @@ quotas and scheduling gates also keep a workload from GPUs that it needs. Slurm 
 store; `slurm_jobs` reads them from a file.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import duckdb
@@ -90,11 +90,25 @@ WHERE requests IS NOT NULL AND created_time < end_time
 """
 _SIZED: Final = """
 CREATE OR REPLACE TEMP TABLE waits AS
+WITH largest_nodes AS (
+    SELECT cluster, max(gpus) AS most_gpus FROM (
+        SELECT cluster, count(DISTINCT gpu_uuid) AS gpus
+        FROM inventory GROUP BY cluster, node, in_force_from, kafka_offset
+        UNION ALL
+        SELECT cluster, TRY((allocatable_resources ->> '$."nvidia.com/gpu"')::BIGINT) FROM nodes
+    ) GROUP BY cluster
+)
 SELECT unsized_waits.*, shape, gpus, epoch(until_time - created_time) AS seconds,
     -- The part of the wait that lies in the window.
     greatest(created_time, make_timestamptz($begin_us)) AS from_time,
-    gpus * epoch(until_time - from_time) / 3600 AS unmet_gpu_hours
-FROM unsized_waits JOIN shapes USING (requests)
+    gpus * epoch(until_time - from_time) / 3600 AS unmet_gpu_hours,
+    -- Jobs may use several nodes.
+    pod IS NOT NULL AND node IS NULL AND coalesce(gpus > most_gpus, false) AS is_too_large
+FROM unsized_waits JOIN shapes USING (requests) LEFT JOIN largest_nodes USING (cluster)
+"""
+_TOO_LARGE: Final = """
+SELECT count(*), arg_max(namespace || '/' || pod || ' (' || shape || ')', unmet_gpu_hours)
+FROM waits WHERE is_too_large HAVING count(*) > 0
 """
 _TENANTS: Final = """
 CREATE OR REPLACE TEMP TABLE tenants AS
@@ -157,7 +171,7 @@ SELECT waits.*, unnest(coalesce(place,
     mode(place) OVER (PARTITION BY cluster, namespace, shape),
     mode(place) OVER (PARTITION BY cluster, shape),
     mode(place) OVER (PARTITION BY cluster)))
-FROM waits LEFT JOIN places USING (cluster, node)
+FROM waits LEFT JOIN places USING (cluster, node) WHERE NOT is_too_large
 """
 _HOURLY: Final = """
 SELECT {columns}, epoch_us(hour) // {hour_us} AS hour_number,
@@ -177,7 +191,8 @@ def create_waits(
 
     `state` is `scheduled`, `never_scheduled` or `waiting`, at the end of the window. `seconds` is
     the whole wait, up to the end of the window; `unmet_gpu_hours` is the part in the window, and
-    null if the pod's size in GPUs is unknown.
+    null if the pod's size in GPUs is unknown. A pod without a node `is_too_large` if it requests
+    more GPUs than any node of its cluster has had.
     """
     for at in range(0, len(jobs) or 1, _JOBS_AT_ONCE):
         into = "INSERT INTO slurm_jobs" if at else "CREATE OR REPLACE TEMP TABLE slurm_jobs AS"
@@ -196,6 +211,12 @@ def create_waits(
         connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
     connection.execute(_SIZED, {"begin_us": window.begin_us})
     connection.execute("DROP TABLE unsized_waits; DROP TABLE slurm_jobs")
+
+
+def notes_on_too_large(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
+    """Yield a note on the pods in `waits` that are too large for all nodes, if there are any."""
+    for count, largest in connection.execute(_TOO_LARGE).fetchall():
+        yield f"Pods that request more GPUs than any node has: {count}, such as {largest}."
 
 
 def read_fractions(connection: duckdb.DuckDBPyConnection) -> dict[str, float]:
@@ -229,6 +250,7 @@ def divide_by_days(connection: duckdb.DuckDBPyConnection, window: Window) -> Non
 def locate_waits(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the temporary table `located_waits`: `waits` with the columns of the pods' nodes.
 
+    Pods that are too large for all nodes are left out, because most of their requests are mistakes.
     A pod without a node gets the most frequent values of pods with the same workload and shape. If
     there are none, pods with the same namespace and shape, cluster and shape, or cluster count. A
     Slurm job gets those of jobs in the same partition first.

@@ -8,6 +8,7 @@ import pytest
 
 from gpuledger.store.views import create_views
 from gpuledger_reports.capacity.demand import Demand, Hour, find_demand, read_demand, read_waiting
+from gpuledger_reports.capacity.waits import notes_on_too_large
 from gpuledger_reports.reading.times import Window
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -177,6 +178,52 @@ def test_waiting_pods_count_to_the_gpus_of_their_node_or_of_pods_like_them(tmp_p
         ("serve", "L4"): {first: pytest.approx(4), first + 1: pytest.approx(3)},
     }
     assert by_cluster == {("prod",): {first: pytest.approx(6), first + 1: pytest.approx(4.5)}}
+
+
+def test_pods_that_no_node_of_their_cluster_could_have_are_not_demand(tmp_path: Path) -> None:
+    """Node n has two GPUs, and had four; by its resources, node m of another cluster has eight."""
+
+    def waits(pod: str, gpus: int, **fields: Any) -> Row:  # noqa: ANN401  # any column
+        return pending_row(
+            pod, created=0, requested=f'{{"nvidia.com/gpu":"{gpus}"}}', **{"left": None, **fields}
+        )
+
+    inventory = [
+        *(inventory_row(f"GPU-{number}", hour=-24) for number in range(4)),
+        *(inventory_row(f"GPU-{number}", hour=-12) for number in range(2)),
+        inventory_row("GPU-other", cluster="other", node="m"),
+    ]
+    resources = '{"nvidia.com/gpu":"8"}'
+    pods = [
+        waits("fits", 4),
+        waits("mistyped", 1000),
+        waits("large", 5),
+        waits("fits-too", 8, cluster="other"),
+        waits("large-there", 9, cluster="other"),
+        waits("of-an-unknown-cluster", 16, cluster="unknown"),
+        waits("got-a-node", 32, left=2),
+    ]
+    placed = pod_row("got-a-node", scheduled_time=BEGIN_US + 2 * HOUR_US)
+    store = write_store(
+        tmp_path,
+        inventory=inventory,
+        pending_pods=pods,
+        pods=[placed],
+        nodes=[node_row(cluster="other", node="m", allocatable_resources=resources)],
+    )
+    with duckdb.connect() as connection:
+        create_views(connection, store)
+        found = read_waiting(connection, ("cluster",), window=WINDOW)
+        notes = list(notes_on_too_large(connection))
+    first = BEGIN_US // HOUR_US + 1
+    assert found == {
+        ("prod",): {first: 36.0, first + 1: 4.0},
+        ("other",): {first: 8.0, first + 1: 8.0},
+        ("unknown",): {first: 16.0, first + 1: 16.0},
+    }
+    assert notes == [
+        "Pods that request more GPUs than any node has: 3, such as ns/mistyped (1000 GPUs)."
+    ]
 
 
 def silent_store(store: Path, **tables: Any) -> list[Demand]:  # noqa: ANN401  # any table

@@ -324,11 +324,21 @@ def test_unmet_gpus_are_those_for_which_pods_waited_in_the_window(tmp_path: Path
     two: dict[str, Any] = {"requested": '{"nvidia.com/gpu":"2"}'}
     placed = pod_row("large-a", node="a", container="main", scheduled_time=BEGIN_US, **two)
     pending = pending_row("late", created=3, left=9, **two)
-    inventory = [inventory_row("GPU-a0", node="a")]
-    of_row = found(
-        tmp_path, list(spread()), pending_pods=[pending], pods=[placed], inventory=inventory
+    inventory = [inventory_row(f"GPU-a{number}", node="a") for number in range(4)]
+    mistyped = pending_row("mistyped", created=0, requested='{"nvidia.com/gpu":"5"}')
+    answer = answer_of(
+        tmp_path,
+        usage_hourly=list(spread()),
+        pending_pods=[pending, mistyped],
+        pods=[placed],
+        inventory=inventory,
     )
-    assert of_row["unmet_gpus"] == 0.5
+    (row,) = answer.rows
+    assert row["unmet_gpus"] == 0.5
+    assert (
+        "Pods that request more GPUs than any node has: 1, such as ns/mistyped (5 GPUs)."
+        " `Unmet GPUs` does not include them."
+    ) in answer.notes
 
 
 def test_a_store_without_minutes_of_allocation_has_no_rows(tmp_path: Path) -> None:

@@ -22,7 +22,16 @@ from gpuledger_reports.capacity.report import Question
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.reading.times import Window
 from tests.tables import for_each
-from tests.unit.reports.stores import BEGIN_US, HOUR_US, allocated, node_row, write_store
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_US,
+    allocated,
+    inventory_row,
+    node_row,
+    pending_row,
+    pod_row,
+    write_store,
+)
 
 WEEKS = 12
 FULL = ("full_days_p10", "full_days_p50", "full_days_p90")
@@ -177,3 +186,28 @@ def test_a_pool_that_has_been_gone_for_a_day_has_no_row(tmp_path: Path) -> None:
         create_views(connection, write_store(tmp_path, usage_hourly=usage, nodes=nodes))
         rows = REPORT.read(connection, question).rows
     assert {row["pool"]: row["gpus"] for row in rows} == {None: 1.0, "going": round(1 / 24, 2)}
+
+
+def test_a_mistyped_request_is_not_demand_but_a_note_names_it(tmp_path: Path) -> None:
+    mistyped = pending_row("mistyped", created=0, requested='{"nvidia.com/gpu":"1000"}')
+    request = {"container": "main", "requested": '{"nvidia.com/gpu":"1"}'}
+    tables = {
+        "usage_hourly": [allocated(hour, "train") for hour in range(24)],
+        "inventory": [inventory_row()],
+        "pods": [pod_row("train", scheduled_time=BEGIN_US, **request)],
+        "pending_pods": [mistyped, pending_row("fits", created=0)],
+    }
+    question = Question(
+        window=Window(BEGIN_US, BEGIN_US + 24 * HOUR_US),
+        by=("model",),
+        policy=BillPolicy(),
+        options=REPORT.parse_options({}),
+    )
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(tmp_path, **tables))
+        answer = REPORT.read(connection, question)
+    assert [row["demand"] for row in answer.rows] == [2.0]
+    assert (
+        "Pods that request more GPUs than any node has: 1, such as ns/mistyped (1000 GPUs)."
+        " Demand does not include them."
+    ) in answer.notes

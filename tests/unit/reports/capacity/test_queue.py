@@ -23,6 +23,7 @@ from tests.unit.reports.stores import (
     HOUR_US,
     Row,
     Value,
+    inventory_row,
     namespace_row,
     pending_row,
     pod_row,
@@ -84,6 +85,15 @@ def placed_row(pod: str, *, created: float, scheduled: float | None, **fields: V
             **fields,
         },
     )
+
+
+def test_a_note_names_a_pod_that_no_node_could_have(tmp_path: Path) -> None:
+    mistyped = pending_row("mistyped", created=0, requested='{"nvidia.com/gpu":"1000"}')
+    write_store(tmp_path, inventory=[inventory_row()])
+    found = queue(tmp_path, waiting=[mistyped, pending_row("fits", created=0)])
+    assert found.rows[0]["unmet_gpus"] == 1001
+    note = "Pods that request more GPUs than any node has: 1, such as ns/mistyped (1000 GPUs)."
+    assert note in found.notes
 
 
 def test_each_pod_counts_once_whichever_tables_have_it(tmp_path: Path) -> None:
