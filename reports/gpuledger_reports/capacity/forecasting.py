@@ -8,9 +8,9 @@ Three methods compete for each series:
 - `weekly_trend` does the same with the last eight weeks without their trend, and then continues the
   trend. The trend is the median slope between the means of any two weeks (Theil and Sen).
 
-A rolling backtest forecasts from every day of the past, with only the data before it. The method
-with the smallest mean absolute error is chosen. Hours of unknown demand have an assumed value, from
-which the methods learn, but no error.
+A rolling backtest forecasts from every day of the newest year, with only the data before it. The
+method with the smallest mean absolute error is chosen. Hours of unknown demand have an assumed
+value, from which the methods learn, but no error.
 
 The bands come from the errors of the backtest by adaptive conformal inference (Gibbs and Candès,
 2021). The band of the n-th day ahead lies between two quantiles of the errors n days ahead. At
@@ -41,6 +41,8 @@ _ORIGINS: Final = 14
 """The minimum number of past forecasts whose whole horizon is known."""
 _HORIZONS: Final = 3
 """The minimum history in horizons. Past forecasts that overlap have about the same errors."""
+NEWEST: Final = 52 * WEEK
+"""The hours of history that are used. More would take time, and hardly change a forecast."""
 _FADING: Final = 2 * WEEK
 _TREND: Final = 8 * WEEK
 """Hours from which a trend is estimated."""
@@ -121,6 +123,10 @@ def forecast(
     known = known or [True] * len(series)
     if (hours := sum(known)) < (needed := hours_needed(horizon)):
         raise ValueError(f"{hours} hours of history are too few; {needed} are needed")
+    # For a long horizon, or with few known hours in the newest year, older hours count, too.
+    oldest_needed = [at for at, is_known in enumerate(known) if is_known][-needed]
+    begin = max(0, min(oldest_needed, len(series) - max(NEWEST, 2 * needed)))
+    series, known = series[begin:], known[begin:]
     actual = [
         value if is_known else math.nan for value, is_known in zip(series, known, strict=True)
     ]

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_reports.capacity.forecasting import DAY, WEEK, Forecast, forecast, hours_needed
+from gpuledger_reports.capacity.forecasting import (
+    DAY,
+    NEWEST,
+    WEEK,
+    Forecast,
+    forecast,
+    hours_needed,
+)
 from tests.tables import for_each
 
 TRACES = Path(__file__).parents[3] / "data/traces"
@@ -209,6 +216,14 @@ def test_unknown_hours_are_no_history() -> None:
     series = [1.0] * SHORTEST * 2
     with pytest.raises(ValueError, match=f"{SHORTEST - 1} hours of history are too few"):
         forecast(series, WEEK, known=[at > SHORTEST for at in range(len(series))])
+
+
+def test_only_the_newest_year_is_used_unless_its_known_hours_are_too_few() -> None:
+    older, newest = walk(1, 5 * WEEK), walk(2, NEWEST)
+    series = [*older, *newest]
+    assert forecast(series, WEEK) == forecast(newest, WEEK)
+    known = [at < len(series) - NEWEST or at >= len(series) - WEEK for at in range(len(series))]
+    assert forecast(series, WEEK, known=known).error > 0.0
 
 
 def test_work_ends_between_the_forecasts_of_a_backtest() -> None:
