@@ -114,10 +114,13 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     # samples. A group without GPUs at an instant has 0 GPUs.
     sampled = len({at for of_kind in states.nodes.values() for at in of_kind})
     groups: dict[tuple[str | None, ...], _Group] = defaultdict(_Group)
-    for kind in question.each(list(states.nodes)):
-        mix, of_kind = states.mixes.get(kind, Counter()), states.nodes[kind]
-        found = {at: measure(list(nodes.values()), mix) for at, nodes in of_kind.items()}
-        groups[kind.key].add(kind, found, mix, sampled)
+    measured: dict[Kind, dict[int, Measured]] = defaultdict(dict)
+    instants = [(kind, at) for kind, of_kind in states.nodes.items() for at in of_kind]
+    for kind, at in question.each(instants):
+        nodes = list(states.nodes[kind][at].values())
+        measured[kind][at] = measure(nodes, states.mixes.get(kind, Counter()))
+    for kind, found in measured.items():
+        groups[kind.key].add(kind, found, states.mixes.get(kind, Counter()), sampled)
     waiting = read_waiting(connection, question.by, window=question.window)
     too_large = notes_on_too_large(connection)
     hours = (question.window.end_us - question.window.begin_us) / HOUR_US
@@ -129,8 +132,8 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         for key, group in groups.items()
     ]
     rows.sort(key=lambda row: (-row["stranded_gpus"], -row["gpus"]))
-    instants = len(find_instants(question.window))
-    notes = [*_notes(states, rows, instants=instants, sampled=sampled)]
+    wanted = len(find_instants(question.window))
+    notes = [*_notes(states, rows, instants=wanted, sampled=sampled)]
     notes += [f"{note} `Unmet GPUs` does not include them." for note in too_large]
     return Answer(rows=rows, notes=notes)
 

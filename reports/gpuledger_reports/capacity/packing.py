@@ -5,9 +5,10 @@ the best packing.
 """
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, groupby
 from typing import Final, NamedTuple
 
 from gpuledger_reports.capacity.stranding import (
@@ -25,26 +26,26 @@ def pack(rooms: Iterable[Room], pods: Iterable[Shape]) -> list[Room] | None:
 
     Pods are placed in order of size, the largest first, each on the fullest node on which it fits.
     """
-    by_free: dict[int, list[Room]] = defaultdict(list)
-    for room in rooms:
-        by_free[sum(room.free)].append(room)
-    for pod in sorted(pods, key=_size, reverse=True):
-        place = next(
-            (
-                (free, position)
-                for free in sorted(by_free)
-                if free >= pod.gpus * pod.share
-                for position, room in enumerate(by_free[free])
-                if lacks(room, pod) is None
-            ),
-            None,
-        )
-        if place is None:
-            return None
-        free, position = place
-        room = _after_placing(by_free[free].pop(position), pod)
-        by_free[sum(room.free)].append(room)
-    return [room for found in by_free.values() for room in found]
+    numbers = count()
+    # The number of a node is new after each placing, so that equally full nodes fill in turn.
+    nodes = sorted((sum(room.free), next(numbers), room) for room in rooms)
+    for pod, alike in groupby(sorted(pods, key=_size, reverse=True)):
+        # A node that lacks something for a pod lacks it for further pods of its shape.
+        untried, place = 0, None
+        for _ in alike:
+            if place is None:
+                fitting = (at for at in range(untried, len(nodes)) if not lacks(nodes[at][2], pod))
+                place = next(fitting, None)
+                if place is None:
+                    return None
+                untried = place + 1
+            room = _after_placing(nodes.pop(place)[2], pod)
+            # It is fuller than before, so the nodes from `untried` on keep their places.
+            node = (sum(room.free), next(numbers), room)
+            at = bisect_left(nodes, node)
+            nodes.insert(at, node)
+            place = None if lacks(room, pod) else at
+    return [room for _, _, room in nodes]
 
 
 def _size(pod: Shape) -> tuple[int, int, int]:

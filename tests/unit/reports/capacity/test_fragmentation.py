@@ -116,6 +116,16 @@ def test_all_rows_are_means_over_the_same_instants(tmp_path: Path) -> None:
         assert found["L4"][name] == found["H100"][name] / 2
 
 
+def test_progress_is_reported_after_each_instant(tmp_path: Path) -> None:
+    usage = [{**each, "hour": BEGIN_US + at * HOUR_US} for at in range(4) for each in spread()]
+    done: list[int] = []
+    question = Question(window=DAY, by=("model",), policy=BillPolicy(), advance=done.append)
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(tmp_path, usage_hourly=usage))
+        REPORT.read(connection, question)
+    assert done == [25, 25, 25, 25]
+
+
 def test_gpus_of_a_cordoned_node_are_not_free_and_not_packed(tmp_path: Path) -> None:
     nodes = [node_row(node="b", hour=0.25, unschedulable=True)]
     nodes += [node_row(node="c", hour=0.75, unschedulable=True)]

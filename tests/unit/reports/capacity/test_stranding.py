@@ -119,6 +119,23 @@ def test_packing_takes_from_nodes_what_the_pods_need(rooms: list[Room], pods: li
         assert min((*room.free, room.cpu_millicores or 0, room.memory_bytes or 0)) >= 0
 
 
+@given(rooms_of, st.lists(st.one_of(st.sampled_from([Shape(1), Shape(1, HALF)]), shapes)))
+def test_pods_that_are_packed_together_get_the_nodes_that_they_get_one_after_another(
+    rooms: list[Room], pods: list[Shape]
+) -> None:
+    """A node that lacked something for a pod is not looked at again for an equal one."""
+
+    def size(pod: Shape) -> tuple[int, int, int]:
+        return pod.gpus * pod.share, pod.cpu_millicores or 0, pod.memory_bytes or 0
+
+    in_turn: list[Room] | None = rooms
+    for pod in sorted(pods, key=size, reverse=True):
+        in_turn = None if in_turn is None else pack(in_turn, [pod])
+    together = pack(rooms, pods)
+    assert (together is None) == (in_turn is None)
+    assert Counter(together or ()) == Counter(in_turn or ())
+
+
 def whole(*gpus: int, **more: Any) -> Pod:  # noqa: ANN401  # any field
     """Return a pod that has whole GPUs."""
     return Pod({f"GPU-{gpu}": WHOLE for gpu in gpus}, **more)
