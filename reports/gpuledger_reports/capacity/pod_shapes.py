@@ -48,7 +48,8 @@ def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Reque
     """Return the shape of a pod.
 
     `requests` has a JSON object for each container, as in the column `requested`. `fractions` maps
-    MIG profiles to the part of a GPU; for other profiles, the part is derived from the name.
+    MIG profiles, such as `1g.10gb.me`, to the part of a GPU; for other profiles, the part is
+    derived from the name.
     """
     amounts = Counter[str]()
     try:

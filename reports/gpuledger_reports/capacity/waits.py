@@ -149,7 +149,7 @@ SELECT waits.* REPLACE (
 ), day FROM waits JOIN days ON created_time < day_end AND until_time >= day_begin
 """
 _FRACTIONS: Final = """
-SELECT mig_profile, max(device_fraction) FROM usage_hourly_unnamed
+SELECT replace(mig_profile, '+', '.'), max(device_fraction) FROM usage_hourly_unnamed
 WHERE mig_profile IS NOT NULL AND device_fraction IS NOT NULL GROUP BY ALL
 """
 _LOCATED: Final = """
@@ -220,7 +220,7 @@ def notes_on_too_large(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
 
 
 def read_fractions(connection: duckdb.DuckDBPyConnection) -> dict[str, float]:
-    """Return the part of a GPU of each MIG profile in use."""
+    """Return the part of a GPU of each MIG profile in use, by its name in resources."""
     return dict(connection.execute(_FRACTIONS).fetchall())
 
 

@@ -27,6 +27,7 @@ from tests.unit.reports.stores import (
     namespace_row,
     pending_row,
     pod_row,
+    usage_row,
     write_store,
 )
 
@@ -94,6 +95,15 @@ def test_a_note_names_a_pod_that_no_node_could_have(tmp_path: Path) -> None:
     assert found.rows[0]["unmet_gpus"] == 1001
     note = "Pods that request more GPUs than any node has: 1, such as ns/mistyped (1000 GPUs)."
     assert note in found.notes
+
+
+def test_an_instance_with_media_engines_has_the_size_that_usage_has(tmp_path: Path) -> None:
+    slices = {"parent_uuid": "GPU-a", "compute_slices": 1, "gpu_compute_slices": 4}
+    usage = usage_row(1, gpu="MIG-1", mig_profile="1g.6gb+me", **slices)
+    write_store(tmp_path, usage_hourly=[usage])
+    pod = pending_row("media", created=0, requested='{"nvidia.com/mig-1g.6gb.me":"2"}')
+    (row,) = queue(tmp_path, waiting=[pod]).rows
+    assert row["waiting_gpus"] == 0.5
 
 
 def test_each_pod_counts_once_whichever_tables_have_it(tmp_path: Path) -> None:
