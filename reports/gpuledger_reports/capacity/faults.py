@@ -83,10 +83,11 @@ SELECT cluster, node, gpu, sum(hours * device_fraction) FROM cordoned_hours GROU
 # bitmaps, the device may have been used, so all of their minutes count as released.
 _STALLED: Final = f"""
 WITH failed AS (
-    SELECT number, gpu, date_trunc('hour', make_timestamptz(begin_us)) AS since,
+    SELECT number, cluster, node, gpu, date_trunc('hour', make_timestamptz(begin_us)) AS since,
         make_timestamptz(end_us) AS until
-    FROM (SELECT unnest(from_json($failures, '[{{"number": "BIGINT", "gpu": "VARCHAR",
-        "begin_us": "BIGINT", "end_us": "BIGINT"}}]'), recursive := true))
+    FROM (SELECT unnest(from_json($failures, '[{{"number": "BIGINT", "cluster": "VARCHAR",
+        "node": "VARCHAR", "gpu": "VARCHAR", "begin_us": "BIGINT", "end_us": "BIGINT"}}]'),
+        recursive := true))
 )
 SELECT number, gpu_uuid, max(device_fraction), epoch_us(hour) // {HOUR_US},
     coalesce(bit_or(allocated_minutes) FILTER (allocated_job_id IS NOT NULL
@@ -96,8 +97,9 @@ SELECT number, gpu_uuid, max(device_fraction), epoch_us(hour) // {HOUR_US},
         AND (allocated_minutes IS NULL OR
             allocated_job_id IS NULL AND allocated_pod_state IS NULL)), 0),
     bool_or(category = 'idle' AND allocated_minutes IS NULL)
-FROM usage_hourly_unnamed JOIN failed ON {_PHYSICAL_GPU} = gpu AND hour >= since AND hour < until
-WHERE device_fraction IS NOT NULL GROUP BY ALL
+FROM usage_hourly_unnamed JOIN failed USING (cluster, node)
+WHERE {_PHYSICAL_GPU} = gpu AND hour >= since AND hour < until AND device_fraction IS NOT NULL
+GROUP BY ALL
 """  # noqa: S608  # no user's text
 _RUNS: Final = """
 SELECT cluster, pod_uid, epoch_us(min(coalesce(started_time, scheduled_time, created_time))),
@@ -305,7 +307,8 @@ def _stalled(
     ends.reverse()
     # As JSON, because a list of thousands of parameters takes seconds.
     given = [
-        {"number": number, "gpu": each.gpu[2], "begin_us": each.time_us, "end_us": ends[number]}
+        dict(zip(("cluster", "node", "gpu"), each.gpu, strict=True))
+        | {"number": number, "begin_us": each.time_us, "end_us": ends[number]}
         for number, each in enumerate(failures)
     ]
     devices: dict[tuple[int, str, float], dict[int, DeviceHour]] = defaultdict(dict)

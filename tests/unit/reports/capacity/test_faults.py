@@ -121,6 +121,17 @@ def test_a_single_failure_or_equal_rates_are_not_notable(tmp_path: Path) -> None
     assert [row["note"] for row in found.rows] == [None] * 3
 
 
+def test_a_failed_gpu_that_was_moved_to_another_node_is_not_lost_there(tmp_path: Path) -> None:
+    bits = {"allocated_minutes": WHOLE, "used_minutes": 0}
+    usage = [
+        *(allocated(hour, "train", **bits) for hour in (1, 2)),
+        *(allocated(hour, "notebook", node="m", **bits) for hour in range(3, 9)),
+        *(allocated(hour, "notebook", cluster="lab", **bits) for hour in range(9, 12)),
+    ]
+    (row,) = faults(tmp_path, [incident(1)], usage, by=("gpu",)).rows
+    assert row["stalled_gpu_hours"] == pytest.approx(119 / 60, abs=1e-3)
+
+
 def test_gpu_hours_are_lost_while_a_gpu_does_not_respond_and_until_it_is_used_again(
     tmp_path: Path,
 ) -> None:
