@@ -186,7 +186,8 @@ REPORT: Final = Report(
         " longest, with scheduling gates, such as Kueue's. `--by queue` groups by the queue of"
         " Kueue, Volcano, KAI Scheduler or slurm-bridge; it is unknown for pods that got a node"
         " immediately."
-        " Rules of teams that depend on the GPU or node do not match."
+        " Rules of teams that depend on the GPU or node do not match. For pods that got a node"
+        " immediately, GPUs of init containers are added to those of the other containers."
     ),
     examples={
         "The last 30 days, by namespace and shape": "",
