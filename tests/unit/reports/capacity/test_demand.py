@@ -265,13 +265,6 @@ def test_a_silent_node_keeps_its_gpus_and_its_demand_while_its_inventory_lists_t
                 a100_row("m", hour=1.5),
             ]
         },
-        "one of two moved": {
-            "inventory": [
-                *listed,
-                inventory_row("GPU-c", node="m", model="A100"),
-                a100_row("other", hour=1.5),
-            ]
-        },
         "deleted and listed again": {
             "inventory": [*listed, a100_row("m", hour=1)],
             "nodes": [node_row(node="m", hour=0.5, deleted_time=BEGIN_US + HOUR_US // 2)],
@@ -288,7 +281,6 @@ def test_a_silent_node_keeps_its_gpus_and_its_demand_while_its_inventory_lists_t
         "of a renamed cluster": ((1.0, 0.0), 0),
         "moved there": ((1.0, 1.0), 1),
         "moved and returned": ((1.0, 1.0), 1),
-        "one of two moved": ((1.0, 1.0), 1),
         "deleted and listed again": ((1.0, 1.0), 1),
         "never listed": ((1.0, 0.0), 0),
     }

@@ -322,8 +322,8 @@ def test_pods_that_wait_are_in_the_mix_of_gpus_that_their_namespace_uses(tmp_pat
         waiting(2, pod_uid="uid-left", left_time=BEGIN_US - 1),
         waiting(2, pod_uid="uid-p-a"),
         waiting(18 * 10**18),
-        waiting(1, pod_uid="uid-odd") | {"requested": '{"nvidia.com/gpu":"x"}'},
-        waiting(1, pod_uid="uid-damaged") | {"requested": "x"},
+        {**waiting(1, pod_uid="uid-odd"), "requested": '{"nvidia.com/gpu":"x"}'},
+        {**waiting(1, pod_uid="uid-damaged"), "requested": "x"},
     ]
     of_row = found(tmp_path, usage, pending_pods=pending, pods=[pod_row("p-a", node="a")])
     assert (of_row["unusable_gpus"], of_row["packed_gpus"]) == (0.67, 0)

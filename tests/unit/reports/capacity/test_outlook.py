@@ -190,13 +190,15 @@ def test_a_pool_that_has_been_gone_for_a_day_has_no_row(tmp_path: Path) -> None:
 
 def test_a_mistyped_request_is_not_demand_but_a_note_names_it(tmp_path: Path) -> None:
     mistyped = pending_row("mistyped", created=0, requested='{"nvidia.com/gpu":"1000"}')
-    request = {"container": "main", "requested": '{"nvidia.com/gpu":"1"}'}
-    tables = {
-        "usage_hourly": [allocated(hour, "train") for hour in range(24)],
-        "inventory": [inventory_row()],
-        "pods": [pod_row("train", scheduled_time=BEGIN_US, **request)],
-        "pending_pods": [mistyped, pending_row("fits", created=0)],
-    }
+    request = '{"nvidia.com/gpu":"1"}'
+    placed = pod_row("train", scheduled_time=BEGIN_US, container="main", requested=request)
+    store = write_store(
+        tmp_path,
+        usage_hourly=[allocated(hour, "train") for hour in range(24)],
+        inventory=[inventory_row()],
+        pods=[placed],
+        pending_pods=[mistyped, pending_row("fits", created=0)],
+    )
     question = Question(
         window=Window(BEGIN_US, BEGIN_US + 24 * HOUR_US),
         by=("model",),
@@ -204,7 +206,7 @@ def test_a_mistyped_request_is_not_demand_but_a_note_names_it(tmp_path: Path) ->
         options=REPORT.parse_options({}),
     )
     with duckdb.connect() as connection:
-        create_views(connection, write_store(tmp_path, **tables))
+        create_views(connection, store)
         answer = REPORT.read(connection, question)
     assert [row["demand"] for row in answer.rows] == [2.0]
     assert (

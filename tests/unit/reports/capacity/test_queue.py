@@ -98,8 +98,14 @@ def test_a_note_names_a_pod_that_no_node_could_have(tmp_path: Path) -> None:
 
 
 def test_an_instance_with_media_engines_has_the_size_that_usage_has(tmp_path: Path) -> None:
-    slices = {"parent_uuid": "GPU-a", "compute_slices": 1, "gpu_compute_slices": 4}
-    usage = usage_row(1, gpu="MIG-1", mig_profile="1g.6gb+me", **slices)
+    usage = usage_row(
+        1,
+        gpu="MIG-1",
+        parent_uuid="GPU-a",
+        mig_profile="1g.6gb+me",
+        compute_slices=1,
+        gpu_compute_slices=4,
+    )
     write_store(tmp_path, usage_hourly=[usage])
     pod = pending_row("media", created=0, requested='{"nvidia.com/mig-1g.6gb.me":"2"}')
     (row,) = queue(tmp_path, waiting=[pod]).rows
