@@ -7,7 +7,7 @@ row has the value 0 if the fleet's row of the group implies it.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from http import HTTPStatus
@@ -27,7 +27,8 @@ from gpuledger_reports.capacity.report import Row
 _KEPT_FAILURES: Final = 2
 """Metrics keep their last values for so many failures in a row."""
 _RETRY_SECONDS: Final = 300.0
-"""Time between updates until a report is answered for the first time."""
+"""Time between updates until a report is answered for the first time, and before a report for which
+the service was too busy is asked again."""
 _GROUP: Final = ("cluster", "pool", "model")
 _log = structlog.get_logger(__name__)
 
@@ -105,18 +106,34 @@ class CapacityMetrics:
     async def follow(self, *, interval_seconds: float) -> None:
         """Update the metrics repeatedly until cancelled."""
         while True:
-            await self.update()
-            await self._clock.sleep(interval_seconds if self._awaited is None else _RETRY_SECONDS)
+            late = await self.update()
+            if self._awaited is not None:
+                await self._clock.sleep(_RETRY_SECONDS)
+            elif late:
+                await self._clock.sleep(_RETRY_SECONDS)
+                # The next failure is the same one.
+                self._failures.subtract(late)
+                await self.update(late)
+                await self._clock.sleep(interval_seconds - _RETRY_SECONDS)
+            else:
+                await self._clock.sleep(interval_seconds)
 
-    async def update(self) -> None:
-        """Ask each report once, one after another, and set its metrics."""
-        for report, headlines in HEADLINES.items():
+    async def update(self, reports: Iterable[str] = HEADLINES) -> list[str]:
+        """Ask reports once, one after another, and set their metrics.
+
+        Returns the reports for which the service was too busy.
+        """
+        late: list[str] = []
+        for report in reports:
+            headlines = HEADLINES[report]
             query = urlencode({"by": ",".join(headlines.by)})
             question = PAGES[f"{CAPACITY}/{report}"](query, int(time.time()) * 10**6)
             try:
                 answer = await self._ask(question)
             except (BusyError, LateError, ProcessEndedError) as error:
                 self._keep_or_clear(report, str(error))
+                if not isinstance(error, ProcessEndedError):
+                    late.append(report)
                 continue
             content = msgspec.json.decode(answer.body)
             if answer.status == HTTPStatus.OK:
@@ -131,9 +148,10 @@ class CapacityMetrics:
                 if self._awaited != content["message"]:
                     self._awaited = content["message"]
                     _log.info("capacity_metrics_awaited", error=self._awaited)
-                return
+                break
             else:
                 self._keep_or_clear(report, content["message"])
+        return late
 
     def _keep_or_clear(self, report: str, error: str) -> None:
         _log.warning("capacity_metrics_failed", report=report, error=error)

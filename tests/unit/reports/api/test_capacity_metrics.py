@@ -184,6 +184,54 @@ async def test_a_new_installation_is_asked_soon_again_and_is_no_failure(tmp_path
     assert series()["timestamp_seconds"].keys() == {(name,) for name in HEADLINES}
 
 
+class Pauses:
+    """A clock that answers the report `fleet` after the first wait, and ends at the third."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        if len(self.slept) == 3:
+            raise EndError
+        self._reports.rows["fleet"] = {"cluster": "prod", "total": 8}
+
+
+async def test_reports_for_which_the_service_is_busy_are_asked_once_more_after_a_short_wait() -> (
+    None
+):
+    reports = Reports(**{name: {"cluster": "prod"} for name in HEADLINES if name != "fleet"})
+    asked: list[str] = []
+
+    async def ask(question: Question) -> ReportAnswer:
+        assert isinstance(question, CapacityQuestion)
+        asked.append(question.report)
+        return await reports.ask(question)
+
+    clock = Pauses(reports)
+    with pytest.raises(EndError):
+        await CapacityMetrics(ask, clock=clock).follow(interval_seconds=3600)
+    assert clock.slept == [300, 3300, 3600]
+    assert asked == [*HEADLINES, "fleet", *HEADLINES]
+
+
+async def test_asking_once_more_does_not_end_metrics_sooner() -> None:
+    reports = Reports(queue={"cluster": "prod", "waiting": 3})
+    kept: list[bool] = []
+
+    class Clock:
+        async def sleep(self, _: float) -> None:
+            reports.rows = {}
+            kept.append(bool(series()["waiting_pods"]))
+            if not kept[-1]:
+                raise EndError
+
+    with pytest.raises(EndError):
+        await CapacityMetrics(reports.ask, clock=Clock()).follow(interval_seconds=3600)
+    assert kept == [True] * 6 + [False]
+
+
 def test_each_metric_is_a_column_of_its_report_by_its_dimensions() -> None:
     for name, headlines in HEADLINES.items():
         assert {*headlines.columns} <= {*REPORTS[name].columns}
