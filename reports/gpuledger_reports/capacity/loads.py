@@ -146,6 +146,7 @@ _WHOLE_GPUS: Final = f"""
 SELECT DISTINCT {", ".join(PRICED)} FROM {with_nodes(_ONE_A_NODE)}
 WHERE model IS NOT NULL ORDER BY ALL
 """  # noqa: S608  # as above
+_DAYS: Final = f"SELECT count(DISTINCT day) FROM usage_daily_unnamed WHERE {_WINDOW}"  # noqa: S608  # as above
 _MEMORY: Final = """
 SELECT model, min(memory_total_bytes) FROM inventory WHERE memory_total_bytes > 0 GROUP BY model
 """
@@ -257,6 +258,8 @@ class Workloads:
     """The columns `PRICED` of each kind of whole GPU."""
     memory: Mapping[str, int]
     """The bytes of a model's memory."""
+    days: int
+    """The number of days with usage."""
 
     def device(self, row: Mapping[str, Any]) -> Device:
         """Return the device that a row with models and slices describes."""
@@ -296,6 +299,7 @@ def read_workloads(
         workloads=[],
         gpus=[*rows_of(gpus)],
         memory=dict(connection.sql(_MEMORY).fetchall()),
+        days=connection.execute(_DAYS, limits).fetchall()[0][0],
     )
     found: dict[tuple[Any, ...], Workload] = {}
     described = create_descriptions(connection, "loads")

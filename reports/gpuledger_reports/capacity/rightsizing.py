@@ -321,6 +321,11 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     findings = sorted(map(advisor.find, workloads), key=_rank)
     question.advance(10)
     notes = [f"Whole days from {time_text(days.begin_us)} to {time_text(days.end_us)}."]
+    count = (days.end_us - days.begin_us) // DAY_US
+    if missing := count - found.days:
+        notes.append(
+            f"{missing} of {count} days have no daily sums, which `gpuledger store maintain` adds."
+        )
     if explained is not None:
         notes += [text for each in findings for text in _explanation(each, minimum_days)]
     currency = question.policy.currency

@@ -365,6 +365,13 @@ def test_days_without_counts_of_minutes_are_no_history() -> None:
     assert only(sized([*old, *day_of(6, "chat", STEADY)]))["history_days"] == 1
 
 
+def test_days_without_daily_sums_are_noted() -> None:
+    note = "3 of 10 days have no daily sums, which `gpuledger store maintain` adds."
+    assert sized(week("chat", STEADY), days=10).notes[1] == note
+    assert note not in sized(week("chat", STEADY)).notes
+    assert sized([], days=10).notes[1] == note.replace("3 of", "10 of")
+
+
 def test_a_job_is_explained_by_its_number() -> None:
     rows = [
         {**row, "allocated_job_id": "77", "allocated_pod_state": None, "allocated_pod_uid": None,
