@@ -4,7 +4,7 @@ A row is a workload on one kind of device, in the whole days of the window. A wo
 devices if each of its pods leaves devices unused. Smaller devices are other models in the same
 cluster and, if a pod needs only one device, MIG profiles of the present model. `fitting` decides
 which devices fit the load. The report recommends the device that saves the most; one with a high
-risk only if no other device fits and saves more than 10 %.
+risk only if no other device fits and saves more than 10 %. Another capacity type is a high risk.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,6 +79,7 @@ class Target:
     device: Device
     terms: Mapping[str, Any]
     """Values that replace columns `PRICED` of the workload's device."""
+    risks: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +154,7 @@ class Advisor:
         device = workload.device
         if workload.needed_gpus:
             yield Target(device=device, terms={})
-        for row in self._all.gpus:
-            if row["cluster"] == workload.parts[0]["cluster"] and row["model"] != device.model:
-                gpu = self._all.device({**row, **dict.fromkeys(_MIG_COLUMNS)})
-                if gpu.memory_gib:
-                    yield Target(device=gpu, terms=row)
+        yield from self._other_models(workload)
         memory_bytes = self._all.memory.get(device.model or "", 0)
         mig_gpu = mig_gpu_of(device.model or "", memory_bytes=memory_bytes)
         # MIG instances cannot use NVLink, so they suit only pods with one device.
@@ -169,6 +166,25 @@ class Advisor:
                 )
                 if instance.compute_part < device.compute_part:
                     yield Target(device=instance, terms={"mig_profile": profile, **counts})
+
+    def _other_models(self, workload: Workload) -> Iterator[Target]:
+        """Yield GPUs of other models, of the workload's capacity type if a model has it.
+
+        Another capacity type may be cheap only because its nodes can be taken away.
+        """
+        cluster, model = workload.parts[0]["cluster"], workload.device.model
+        types = {part["capacity_type"] for part in workload.parts}
+        others = [r for r in self._all.gpus if r["cluster"] == cluster and r["model"] != model]
+        of_type = {row["model"] for row in others if {row["capacity_type"]} == types}
+        present = ", ".join(sorted(name or "unknown" for name in types))
+        for row in others:
+            gpu = self._all.device({**row, **dict.fromkeys(_MIG_COLUMNS)})
+            if gpu.memory_gib and row["model"] not in of_type:
+                name = row["capacity_type"] or "unknown"
+                risk = ("high", f"its capacity type is {name} instead of {present}")
+                yield Target(device=gpu, terms=row, risks=[risk])
+            elif gpu.memory_gib and {row["capacity_type"]} == types:
+                yield Target(device=gpu, terms=row)
 
     def _change(self, workload: Workload, load: Load, target: Target) -> Change | None:
         """Return the change to a device that fits; `None` if it saves too little."""
@@ -193,7 +209,11 @@ class Advisor:
             gpus=workload.needed_gpus or workload.gpus,
             saved_hours=saved_hours,
             saved_cost=saved_cost if has_prices else None,
-            risks=[*_risks(workload), *move_risks(load, workload.device, target.device)],
+            risks=[
+                *_risks(workload),
+                *target.risks,
+                *move_risks(load, workload.device, target.device),
+            ],
         )
         return change if _is_worth(change, workload, cost) else None
 

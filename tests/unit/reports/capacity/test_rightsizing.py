@@ -275,6 +275,41 @@ def test_another_model_of_the_cluster_is_recommended_if_it_saves_more() -> None:
     assert sized(elsewhere).rows[0]["recommended_model"] == H100
 
 
+SPOT: Final = parse_policy("""
+prices:
+  - {name: spot, product: A100, capacity_type: spot, per_gpu_hour: 0.5}
+  - {name: a100, product: A100, per_gpu_hour: 2}
+  - {name: h100, product: H100, per_gpu_hour: 4}
+""")
+MOVED: Final = "the speeds of the models are from data sheets"
+
+
+@for_each(
+    "present, others, saved, reasons",
+    [
+        ("on_demand", ["on_demand", "spot"], 2.0, [MOVED]),
+        ("spot", ["on_demand", "spot"], 3.5, [MOVED]),
+        (None, [None, "spot"], 2.0, [MOVED]),
+        ("on_demand", ["spot"], 3.5, ["its capacity type is spot instead of on_demand", MOVED]),
+        ("on_demand", [None], 2.0, ["its capacity type is unknown instead of on_demand", MOVED]),
+    ],
+)
+def test_another_capacity_type_is_recommended_only_if_the_present_one_lacks_the_model_and_is_a_risk(
+    present: str | None, others: list[str | None], saved: float, reasons: list[str]
+) -> None:
+    a100: Row = {"model": "NVIDIA A100-SXM4-80GB"}
+    rows = week("chat", [Minute(busy=20, gib=60, bandwidth=1)] * 1440)
+    nodes = [node_row(capacity_type=present)]
+    for name in others:
+        nodes.append(node_row(node=f"of-{name}", capacity_type=name))
+        rows += week(f"pod-{name}", BUSY_DAY, gpu=f"GPU-{name}", node=f"of-{name}", **a100)
+    found = sized(rows, policy=SPOT, nodes=nodes).rows[0]
+    assert (found["workload"], found["recommended_model"]) == ("Pod/chat", a100["model"])
+    assert found["saved_cost"] == 168 * saved
+    assert found["risk_reasons"] == reasons
+    assert found["risk"] == ("high" if len(reasons) > 1 else "medium")
+
+
 def test_costs_are_split_on_the_day_after_a_node_changes() -> None:
     policy = parse_policy("""
 prices:
