@@ -18,7 +18,11 @@ from gpuledger.store.usage_schema import USAGE_HOURLY
 from gpuledger.store.views import create_views, valid_through
 from gpuledger.texts import find_near, shorten
 from gpuledger.time_ranges import HOURS, RANGE_FORMS, TIME_FORMS, is_duration, parse_whole
-from gpuledger_reports.capacity.impossible import leave_out_impossible, notes_on_impossible
+from gpuledger_reports.capacity.impossible import (
+    leave_out_impossible,
+    note_on_counted_twice,
+    notes_on_impossible,
+)
 from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, split_items
 from gpuledger_reports.pricing.periods import bill_window, parse_window
 from gpuledger_reports.pricing.policy import BillPolicy
@@ -133,8 +137,9 @@ def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnec
     added = [name for name in question.where if name not in question.by]
     with _reading():
         found = report.read(connection, replace(question, by=(*question.by, *added)))
-        left_out = notes_on_impossible(connection, question.window)
-        found = replace(found, notes=[*found.notes, *left_out])
+        impossible = notes_on_impossible(connection, question.window)
+        twice = note_on_counted_twice(connection, question.window)
+        found = replace(found, notes=[*found.notes, *impossible, *twice])
     rows = [row for row in found.rows if question.selects(row)]
     if question.top is not None:
         rows = [*_first_of_days(rows, question.top)]

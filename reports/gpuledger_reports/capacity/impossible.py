@@ -1,7 +1,10 @@
-"""Rows of usage with impossible amounts, which reports leave out.
+"""Rows of usage that cannot be right: those with impossible amounts, and GPUs that count twice.
 
 An agent that is broken or forged can publish any number. One such row would exceed all others in a
-sum, so the amount counts as unknown.
+sum, so the amount counts as unknown, and reports leave the row out.
+
+If two nodes sample a GPU, reports count its time twice. Bills choose a node by the inventory. For
+reports, that would cost more than it is worth, so a note has the number of hours.
 """
 
 from collections.abc import Iterator
@@ -13,7 +16,8 @@ from gpuledger.clock import NS_PER_DAY, NS_PER_HOUR
 from gpuledger.store.distributions import MEMORY_MAX
 from gpuledger.store.usage_schema import USAGE_DAILY, USAGE_HOURLY
 from gpuledger.texts import counted
-from gpuledger_reports.reading.times import Window
+from gpuledger_reports.capacity.allocations import IS_HELD, USAGE, usage_limits
+from gpuledger_reports.reading.times import DAY_US, Window
 
 _PERIODS: Final = {
     USAGE_HOURLY.name: ("hour", NS_PER_HOUR),
@@ -30,6 +34,31 @@ SELECT cluster || '/' || node AS name, count(*) AS rows FROM impossible_rows
 WHERE time >= make_timestamptz($begin_us) AND time < make_timestamptz($end_us)
 GROUP BY name ORDER BY name
 """
+_HELD: Final = f"category = 'idle' AND {IS_HELD}"
+_GPU: Final = "coalesce(parent_uuid, gpu_uuid) AS gpu"
+_COUNTED_TWICE: Final = f"""
+WITH moved AS (
+    SELECT gpu_uuid AS gpu FROM inventory GROUP BY gpu_uuid
+    HAVING count(DISTINCT (cluster, node)) > 1
+), shared AS (
+    SELECT gpu, epoch_us(time) // {DAY_US} AS day
+    FROM (SELECT *, {_GPU} FROM {USAGE} WHERE {_HELD}) SEMI JOIN moved USING (gpu)
+    GROUP BY ALL HAVING count(DISTINCT (cluster, node)) > 1
+), hours AS (
+    SELECT gpu, hour, sum(allocated_gpu_hours) - 1 AS excess
+    FROM (
+        SELECT *, {_GPU}, epoch_us(hour) // {DAY_US} AS day FROM usage_hourly_unnamed
+        WHERE {_HELD} AND hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)
+    ) SEMI JOIN shared USING (gpu, day)
+    GROUP BY ALL HAVING count(DISTINCT (cluster, node)) > 1
+)
+SELECT coalesce(sum(greatest(excess, 0)), 0) FROM hours
+"""  # noqa: S608  # our own names
+"""SQL of the allocated GPU-hours that exceed a GPU's time, because several nodes sampled it.
+
+Days on which the inventories and samples of two nodes had the GPU are few, and only their hours are
+read."""
+_SOME_HOURS: Final = 0.05
 
 
 def leave_out_impossible(connection: duckdb.DuckDBPyConnection) -> None:
@@ -61,3 +90,14 @@ def notes_on_impossible(connection: duckdb.DuckDBPyConnection, window: Window) -
         names = ", ".join(name for name, _ in nodes[:_SHOWN])
         rows = counted(count, "row")
         yield f"Left out: {rows} with impossible amounts, from nodes {names}{more}."
+
+
+def note_on_counted_twice(connection: duckdb.DuckDBPyConnection, window: Window) -> Iterator[str]:
+    """Yield a note with the GPU-hours that count twice in a window, if there are any."""
+    limits = usage_limits(connection, window)
+    ((hours,),) = connection.execute(_COUNTED_TWICE, limits).fetchall()
+    if hours >= _SOME_HOURS:
+        yield (
+            f"{hours:,.1f} allocated GPU-hours count twice, because two nodes sampled the same GPU;"
+            " bills count them once. See the alert GpuledgerGpuOnTwoNodes."
+        )

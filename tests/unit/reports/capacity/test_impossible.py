@@ -21,12 +21,18 @@ def answers(store: Path, damaged: list[Row]) -> dict[str, Answer]:
     known: Row = {"allocated_minutes": WHOLE_HOUR, "used_minutes": 0, BUSY.columns[0]: 60}
     hours = [allocated(hour, "idler", busy_ns=HOUR_NS, **known) for hour in range(50)]
     days = [allocated(day * 24, "idler", 24 * HOUR_NS) for day in range(2)]
-    uri = write_store(
-        store,
-        inventory=[inventory_row()],
-        usage_hourly=[*hours, *damaged],
-        usage_daily=[*days, *damaged],
+    return answers_on(
+        write_store(
+            store,
+            inventory=[inventory_row()],
+            usage_hourly=[*hours, *damaged],
+            usage_daily=[*days, *damaged],
+        )
     )
+
+
+def answers_on(uri: str) -> dict[str, Answer]:
+    """Return the answer of each report on a store."""
     found = {}
     for name, report in REPORTS.items():
         with duckdb.connect() as connection:
@@ -63,3 +69,51 @@ def test_rows_with_impossible_amounts_change_no_report(
     for name, answer_with in found.items():
         assert answer_with.rows == expected[name].rows
         assert answer_with.notes == [*expected[name].notes, note]
+
+
+SLICE: Row = {
+    "parent_uuid": "GPU-a",
+    "compute_slices": 2,
+    "gpu_compute_slices": 8,
+    "mig_profile": "1g",
+}
+
+
+@for_each(
+    "hours_of_m, fields, twice",
+    [
+        (range(20, 32), {}, 12.0),
+        (range(20, 32), SLICE, 3.0),
+        (range(30, 50), {"gpu": "GPU-b"}, None),
+        (range(50, 60), {}, None),
+    ],
+)
+def test_gpu_hours_that_two_nodes_sample_are_noted(
+    hours_of_m: range,
+    fields: Row,
+    twice: float | None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    days = [allocated(day * 24, "one", 24 * HOUR_NS) for day in range(2)]
+    hours = [allocated(hour, "one") for hour in range(50)]
+    of_m = [allocated(hour, "two", node="m", **fields) for hour in hours_of_m]
+    sums_of_m = [
+        allocated(day * 24, "two", len(found) * HOUR_NS, node="m", **fields)
+        for day in range(3)
+        if (found := [hour for hour in hours_of_m if hour // 24 == day])
+    ]
+    inventory = [inventory_row(gpu, node=node) for node in "nm" for gpu in ("GPU-a", "GPU-b")]
+    store = write_store(
+        tmp_path_factory.mktemp("store"),
+        inventory=inventory,
+        usage_hourly=[*hours, *of_m],
+        usage_daily=[*days, *sums_of_m],
+    )
+    note = (
+        f"{twice} allocated GPU-hours count twice, because two nodes sampled the same GPU; bills"
+        " count them once. See the alert GpuledgerGpuOnTwoNodes."
+    )
+    for found in answers_on(store).values():
+        assert [text for text in found.notes if "count twice" in text] == [note] * (
+            twice is not None
+        )
