@@ -207,13 +207,14 @@ def _write(
             with written(output) as path:
                 path.write_text(text.getvalue(), encoding="utf-8")
     if format != "table":
-        for note in (_usage(question), *found.notes):
-            sys.stderr.write(f"gpuledger: {escaped(note)}\n")
+        sys.stderr.writelines(f"gpuledger: {note}\n" for note in _notes(question, found))
 
 
-def _usage(question: Question) -> str:
+def _notes(question: Question, found: Answer) -> Iterator[str]:
+    """Yield each note as one printable line."""
     begin, end = map(time_text, question.window)
-    return f"Usage from {begin} to {end}."
+    for note in (f"Usage from {begin} to {end}.", *found.notes):
+        yield escaped(note).replace("\n", "\\n")
 
 
 def _print_table(report: Report, question: Question, found: Answer, file: TextIO) -> None:
@@ -242,7 +243,7 @@ def _print_table(report: Report, question: Question, found: Answer, file: TextIO
     else:
         nothing = report.codes[1]
         file.write(f"{nothing[:1].upper()}{nothing[1:]}.\n")
-    file.writelines(f"{escaped(note)}\n" for note in (_usage(question), *found.notes))
+    file.writelines(f"{note}\n" for note in _notes(question, found))
 
 
 for _place, _report in enumerate(REPORTS.values()):

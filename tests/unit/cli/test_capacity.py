@@ -154,7 +154,7 @@ def test_control_characters_do_not_reach_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = [
-        allocated(hour, "train", allocated_namespace="ns\x1b[31m", model="H100\x1b[2J")
+        allocated(hour, "train", allocated_namespace="ns\x1b[31m", model="H100\x1b[2J\nFake.")
         for hour in range(3)
     ]
     hostile = write_store(tmp_path, usage_hourly=usage)
@@ -164,7 +164,7 @@ def test_control_characters_do_not_reach_a_terminal(
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "ns\\x1b[31m" in shown
-    assert "no price matches: H100\\x1b[2J" in shown
+    assert "no price matches: H100\\x1b[2J\\nFake." in shown
 
 
 def test_files_have_their_time_range_on_standard_error(
