@@ -41,7 +41,15 @@ from tests.unit.reports.stores import (
 MINUTE_NS: Final = HOUR_NS // 60
 GIB: Final = 1 << 30
 PRICE: Final = 2.0
-POLICY: Final = parse_policy("prices: [{name: all, per_gpu_hour: 2}]")
+POLICY: Final = parse_policy(f"prices: [{{name: all, per_gpu_hour: {PRICE}}}]")
+POLICY_BY_MODEL: Final = parse_policy("""
+prices:
+  - {name: old, model: H100, per_gpu_hour: 4, to: 2026-10-02}
+  - {name: new, model: H100, per_gpu_hour: 3}
+  - {name: slice, model: A100, mig_profile: 1g.10gb, per_gpu_hour: 1}
+teams:
+  - {team: platform, match: {namespace: ns, owner_name: cron}}
+""")
 FIRST_HOUR: Final = 117
 """The hour of the window at which a world begins, shortly before the end of a slice."""
 Minutes = frozenset[int]
@@ -248,17 +256,9 @@ def test_stretches_and_what_limits_reclaim_are_those_of_each_minute(
 def waste_in(store: Path, hours: int, by: str = "workload", **tables: Value) -> Answer:
     with duckdb.connect() as connection:
         create_views(connection, write_store(store, **tables))
-        return waste_of(connection, hours, by=by, policy=PRICES)
+        return waste_of(connection, hours, by=by, policy=POLICY_BY_MODEL)
 
 
-PRICES: Final = parse_policy("""
-prices:
-  - {name: old, model: H100, per_gpu_hour: 4, to: 2026-10-02}
-  - {name: new, model: H100, per_gpu_hour: 3}
-  - {name: slice, model: A100, mig_profile: 1g.10gb, per_gpu_hour: 1}
-teams:
-  - {team: platform, match: {namespace: ns, owner_name: cron}}
-""")
 MIG: Final[Row] = {
     "gpu": "MIG-1",
     "model": "A100",
@@ -450,7 +450,7 @@ def test_values_out_of_their_range_do_not_prevent_the_report(damaged: Row) -> No
 def test_the_limit_determines_the_order_and_used_time_is_not_listed() -> None:
     usage = [
         *(idle_hour(hour, "nights", gpu="GPU-a") for hour in range(3)),
-        *(idle_hour(hour, f"short-{gpu}", gpu=gpu) for hour in (0,) for gpu in "bcd"),
+        *(idle_hour(0, f"short-{gpu}", gpu=gpu) for gpu in "bcd"),
         *(
             idle_hour(hour, "half", gpu="GPU-e", busy_ns=HOUR_NS // 2, allocated_minutes=0)
             for hour in range(5)
