@@ -26,11 +26,16 @@ _PERIODS: Final = {
 _TIMES: Final = ("allocated_ns", "unresponsive_ns", "busy_ns")
 _MEMORY_LIMIT: Final = 2**50
 _SHOWN: Final = 3
-_ROWS: Final = (
-    "CREATE OR REPLACE TABLE impossible_rows (cluster VARCHAR, node VARCHAR, time TIMESTAMPTZ)"
-)
+# Not temporary, because the summary drops the temporary tables of each report.
+_ROWS: Final = """
+CREATE OR REPLACE TABLE impossible_rows
+    (cluster VARCHAR, node VARCHAR, time TIMESTAMPTZ, period VARCHAR)
+"""
+# Days sum up hours, so a node's days count only if no hours are left out.
 _NODES: Final = """
-SELECT cluster || '/' || node AS name, count(*) AS rows FROM impossible_rows
+SELECT cluster || '/' || node AS name,
+    coalesce(nullif(count(*) FILTER (period = 'hour'), 0), count(*)) AS rows
+FROM impossible_rows
 WHERE time >= make_timestamptz($begin_us) AND time < make_timestamptz($end_us)
 GROUP BY name ORDER BY name
 """
@@ -77,7 +82,7 @@ def leave_out_impossible(connection: duckdb.DuckDBPyConnection) -> None:
             ALTER VIEW {view} RENAME TO {view}_all;
             CREATE VIEW {view} AS FROM {view}_all WHERE NOT ({is_impossible});
             INSERT INTO impossible_rows
-            SELECT cluster, node, {period} FROM {view}_all WHERE {is_impossible}
+            SELECT cluster, node, {period}, '{period}' FROM {view}_all WHERE {is_impossible}
             """)  # noqa: S608  # our own names
 
 

@@ -65,7 +65,7 @@ def test_rows_with_impossible_amounts_change_no_report(
 ) -> None:
     expected = answers(tmp_path_factory.mktemp("without"), [])
     found = answers(tmp_path_factory.mktemp("with"), [damaged, damaged])
-    note = "Left out: 4 rows with impossible amounts, from nodes prod/n."
+    note = "Left out: 2 rows with impossible amounts, from nodes prod/n."
     for name, answer_with in found.items():
         assert answer_with.rows == expected[name].rows
         assert answer_with.notes == [*expected[name].notes, note]
