@@ -143,9 +143,9 @@ def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnec
     rows = [row for row in found.rows if question.selects(row)]
     if question.top is not None:
         rows = [*_first_of_days(rows, question.top)]
-    if added:
-        rows = [{name: row[name] for name in row if name not in added} for row in rows]
-    notes = [*_selection(question, is_empty=not rows), *found.notes]
+    if hidden := {*added} - report.columns.keys():
+        rows = [{name: row[name] for name in row if name not in hidden} for row in rows]
+    notes = [*_selection(report, question, is_empty=not rows), *found.notes]
     if rows and report.has_money and question.policy == read_policy(None).policy:
         notes.append("Costs are at built-in example prices; give a price file.")
     return Answer(rows=rows, notes=notes, is_found=found.is_found and bool(rows))
@@ -227,11 +227,12 @@ def _where(report: Report, text: str) -> dict[str, str]:
     return found
 
 
-def _selection(question: Question, *, is_empty: bool) -> Iterator[str]:
+def _selection(report: Report, question: Question, *, is_empty: bool) -> Iterator[str]:
     if question.where:
         shown = ", ".join(f"{name}={shorten(value, 80)}" for name, value in question.where.items())
+        hint = f" Group by {', '.join(question.where)} to see all values." if report.has_by else ""
         yield (
-            f"No row has {shown}. Group by {', '.join(question.where)} to see all values."
+            f"No row has {shown}.{hint}"
             if is_empty
             else f"Only rows with {shown}. The following notes may be about all rows."
         )

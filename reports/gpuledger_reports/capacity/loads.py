@@ -127,7 +127,7 @@ FROM sums LEFT JOIN counts USING (identity, since, gpus)
 """  # noqa: S608  # as above
 """SQL of the sums of allocations, by price and by the number of devices of the pod."""
 _WORKLOADS: Final = f"""
-SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in BY)}, {", ".join(PRICED)},
+SELECT {{names}}, {", ".join(PRICED)},
     memory_slices, gpu_memory_slices, since, gpus, max(used_gpus) AS used_gpus,
     sum(hours) AS hours, bit_or(days) AS days, sum(known_minutes) AS known_minutes,
     sum(allocated_minutes) AS allocated_minutes, max(share) AS share,
@@ -276,9 +276,15 @@ class Workloads:
 
 
 def read_workloads(
-    connection: duckdb.DuckDBPyConnection, window: Window, terms: Terms
+    connection: duckdb.DuckDBPyConnection,
+    window: Window,
+    terms: Terms,
+    by: Sequence[str],
 ) -> Workloads:
-    """Return the workloads of whole days, in order of their names."""
+    """Return the workloads of whole days, in order of their names.
+
+    `by` begins with `BY`. Its other dimensions divide a workload, such as by pool.
+    """
     limits = window._asdict()
     create_identities(connection, f"(FROM usage_daily_unnamed WHERE {_WINDOW})", limits)
     first, last = (time_us // DAY_US for time_us in (window.begin_us, window.end_us - 1))
@@ -303,8 +309,10 @@ def read_workloads(
     )
     found: dict[tuple[Any, ...], Workload] = {}
     described = create_descriptions(connection, "loads")
-    for row in rows_of(connection.sql(_WORKLOADS.format(loads=described))):
-        names, device = tuple(row[f"by_{name}"] for name in BY), result.device(row)
+    columns = ", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in by)
+    for row in rows_of(connection.sql(_WORKLOADS.format(loads=described, names=columns))):
+        names = tuple(terms.named(name, row[f"by_{name}"], row) for name in by)
+        device = result.device(row)
         workload = found.setdefault((*names, device), Workload(key=names, device=device))
         workload.parts.append(row)
     result.workloads.extend(found[key] for key in sorted(found, key=str))

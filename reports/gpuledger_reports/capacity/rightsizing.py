@@ -261,9 +261,9 @@ def _tried(device: Device, problem: str | None, change: Change | None, currency:
     return f"{change} saves {saved}; risk {change.risk}{': ' if reasons else ''}{reasons}."
 
 
-def _row(finding: Finding, currency: str) -> Row:
+def _row(finding: Finding, by: Sequence[str], currency: str) -> Row:
     workload = finding.workload
-    found: Row = dict(zip(BY, workload.key, strict=True)) | dict.fromkeys(_COLUMNS)
+    found: Row = dict(zip(by, workload.key, strict=True)) | dict.fromkeys(_COLUMNS)
     found |= {
         "model": workload.device.model,
         "mig_profile": workload.device.mig_profile,
@@ -316,7 +316,7 @@ def _explanation(finding: Finding, minimum_days: int) -> Iterator[str]:
 
 def _named(found: Workloads, text: str) -> list[Workload]:
     """Return the workloads with a name; raise `ArgumentError` if the name is unknown."""
-    names = ["/".join(filter(None, workload.key[1:])) for workload in found.workloads]
+    names = ["/".join(filter(None, workload.key[1 : len(BY)])) for workload in found.workloads]
     if text in names:
         return [each for each, name in zip(found.workloads, names, strict=True) if name == text]
     near = find_near(text, names)
@@ -331,11 +331,13 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         return Answer(rows=[], notes=["The window has no whole day in UTC."])
     minimum_days, explained = question.options["minimum_history"], question.options["explain"]
     terms = Terms(question.policy, days)
-    found = read_workloads(connection, days, terms)
+    found = read_workloads(connection, days, terms, question.by)
     question.advance(90)
     workloads = found.workloads if explained is None else _named(found, explained)
     workloads = [
-        each for each in workloads if question.selects(dict(zip(BY, each.key, strict=True)))
+        each
+        for each in workloads
+        if question.selects(dict(zip(question.by, each.key, strict=True)))
     ]
     advisor = Advisor(found, terms, minimum_days=minimum_days)
     findings = sorted(map(advisor.find, workloads), key=_rank)
@@ -350,7 +352,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         notes += [text for each in findings for text in _explanation(each, minimum_days)]
     currency = question.policy.currency
     return Answer(
-        rows=[_row(each, currency) for each in findings],
+        rows=[_row(each, question.by, currency) for each in findings],
         notes=[*notes, *terms.notes()],
         is_found=any(each.change for each in findings),
     )
@@ -398,7 +400,7 @@ REPORT: Final = Report(
             *("recommended_mig_profile", "risk", "risk_reasons", "currency", "note"),
         }
     ),
-    dimensions={name: DIMENSIONS[name] for name in BY},
+    dimensions=DIMENSIONS,
     default_by=",".join(BY),
     has_by=False,
     has_money=True,

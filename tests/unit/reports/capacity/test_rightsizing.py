@@ -17,7 +17,7 @@ from gpuledger.errors import ArgumentError
 from gpuledger.store.distributions import BUSY, DRAM, GIB, MEMORY, Distribution
 from gpuledger.store.query import empty_relation
 from gpuledger.store.usage_schema import INVENTORY, NODES
-from gpuledger_reports.capacity.asking import options_of
+from gpuledger_reports.capacity.asking import answer, open_store, options_of
 from gpuledger_reports.capacity.loads import BY
 from gpuledger_reports.capacity.report import Answer, Question
 from gpuledger_reports.capacity.rightsizing import REPORT
@@ -33,8 +33,10 @@ from tests.unit.reports.stores import (
     Value,
     allocated,
     node_row,
+    pod_row,
     usage_row,
     used,
+    write_store,
 )
 
 MINUTE_NS: Final = 60 * 10**9
@@ -428,6 +430,37 @@ def test_a_row_is_a_workload_and_dimensions_only_select() -> None:
     assert found == [("prod", "ns", "Pod/a"), ("prod", "ns", "Pod/b")]
     assert options_of(REPORT).keys() >= {"where", "top"}
     assert "by" not in options_of(REPORT)
+
+
+@for_each(
+    "where",
+    [{"pool": "search"}, {"team": "search"}, {"model": H100, "namespace": "ns"}],
+)
+def test_a_selection_has_the_loads_and_savings_of_its_devices_only(
+    where: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also if a workload has other devices, too."""
+    owner = {"owner_kind": "Deployment", "owner_name": "chat"}
+    pods = [
+        pod_row("chat-1", labels='{"team": "search"}', **owner),
+        pod_row("chat-2", labels='{"team": "ads"}', node="m", **owner),
+    ]
+    nodes = [node_row(node_pool="search"), node_row(node="m", node_pool="ads")]
+    rows = week("chat-1", STEADY)
+    others = week("chat-2", BUSY_DAY, gpu="GPU-b", node="m", model="NVIDIA L4")
+
+    def found(rows: Sequence[Row], where: Mapping[str, str]) -> Sequence[Row]:
+        store = tmp_path_factory.mktemp("store")
+        write_store(store, usage_daily=rows, pods=pods, nodes=nodes)
+        with duckdb.connect() as connection:
+            open_store(connection, str(store))
+            window = Window(BEGIN_US, BEGIN_US + 7 * DAY_US)
+            options = {"minimum_history": 7, "explain": None}
+            question = Question(window=window, by=BY, policy=POLICY, where=where, options=options)
+            return answer(REPORT, question, connection).rows
+
+    assert len(found([*rows, *others], {})) == 2
+    assert found([*rows, *others], where) == found(rows, {}) != []
 
 
 def test_the_largest_saving_comes_first() -> None:
