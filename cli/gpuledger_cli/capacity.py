@@ -41,6 +41,7 @@ from gpuledger_reports.capacity.report import (
     Report,
     file_columns,
     file_rows,
+    json_content,
     plain_cell,
 )
 from gpuledger_reports.presenting.output import as_csv, write_parquet
@@ -193,14 +194,15 @@ def _write(
     columns = file_columns(report, question.by, found.rows)
     if format == "parquet" and output is not None:
         with written(output) as path:
-            write_parquet(columns, file_rows(found.rows), file=path)
+            write_parquet(columns, file_rows(question, found.rows), file=path)
     else:
         text = io.StringIO()
         file = text if output else sys.stdout
         if format == "json":
-            file.write(orjson.dumps(found.rows, option=orjson.OPT_INDENT_2).decode() + "\n")
+            content = json_content(report, question, found)
+            file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode() + "\n")
         elif format == "csv":
-            file.write(as_csv([*columns], file_rows(found.rows)))
+            file.write(as_csv([*columns], file_rows(question, found.rows)))
         else:
             _print_table(report, question, found, file)
         if output:

@@ -11,10 +11,9 @@ from gpuledger.errors import ArgumentError, UserError
 from gpuledger_reports.api.questions import MAX_ROWS, CapacityQuestion
 from gpuledger_reports.capacity.asking import NO_HOURS, answer, ask, open_store
 from gpuledger_reports.capacity.registry import REPORTS
-from gpuledger_reports.capacity.report import Row, file_columns, file_rows
+from gpuledger_reports.capacity.report import Row, file_columns, file_rows, json_content
 from gpuledger_reports.presenting.output import as_csv, write_parquet
 from gpuledger_reports.pricing.policy import BillPolicy
-from gpuledger_reports.reading.times import time_text
 from gpuledger_reports.reading.usage_sums import memory_bound
 
 
@@ -50,18 +49,10 @@ def capacity_content(
         raise ArgumentError("top", f"the answer has more than {MAX_ROWS} rows; give a maximum")
     columns = file_columns(report, question.by, found.rows)
     if asked.format == "csv":
-        return as_csv([*columns], file_rows(found.rows)).encode()
+        return as_csv([*columns], file_rows(question, found.rows)).encode()
     if asked.format == "parquet":
-        return _parquet(columns, file_rows(found.rows))
-    begin, end = map(time_text, question.window)
-    content = {
-        "report": report.name,
-        "from": begin,
-        "to": end,
-        "by": question.by,
-        "rows": found.rows,
-        "notes": found.notes,
-    }
+        return _parquet(columns, file_rows(question, found.rows))
+    content = json_content(report, question, found)
     return orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
 
 

@@ -390,6 +390,7 @@ REPORT: Final = Report(
         "interrupted_gpu_hours",
     ),
     texts=frozenset({"causes", "note"}),
+    counts=frozenset({"failures"}),
     dimensions=_DIMENSIONS,
     default_by="model,node",
     codes=(

@@ -438,6 +438,7 @@ REPORT: Final = Report(
         "fits_mig",
     ),
     texts=frozenset({"day", "fits_mig"}),
+    counts=frozenset({"fits_1", "fits_2", "fits_4", "fits_8", "fits_shares"}),
     dimensions=_DIMENSIONS,
     default_by="model",
     options={

@@ -181,6 +181,7 @@ REPORT: Final = Report(
         "unusable_gpus",
     ),
     texts=frozenset({"advice"}),
+    counts=frozenset({"instants"}),
     dimensions=GPU_DIMENSIONS,
     default_by="pool",
     read=_read,

@@ -272,6 +272,7 @@ REPORT: Final = Report(
         "note",
     ),
     texts=frozenset({"method", "note"}),
+    counts=frozenset({"history_days", "horizon_days", "filled_hours"}),
     dimensions=GPU_DIMENSIONS,
     default_by="model",
     default_window=None,

@@ -209,6 +209,7 @@ REPORT: Final = Report(
         "pods",
     ),
     texts=frozenset({"day", "reasons"}),
+    counts=frozenset({"pods", "waiting", "never_scheduled", "unknown_size"}),
     dimensions=_DIMENSIONS,
     default_by="namespace,shape",
     options={

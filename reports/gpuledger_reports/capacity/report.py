@@ -15,7 +15,7 @@ from gpuledger.errors import ArgumentError
 from gpuledger.texts import shorten
 from gpuledger.time_ranges import DAYS, WholeUnit, parse_whole
 from gpuledger_reports.pricing.policy import BillPolicy
-from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.times import Window, time_text
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -31,6 +31,8 @@ GPU_DIMENSIONS: Final[Mapping[str, str]] = {
     "capacity_type": "capacity_type",
 }
 """The column, in the views of usage, of each dimension of GPUs."""
+_PERIOD: Final = ("period_begin", "period_end")
+"""The columns of files for the time range, as in files of bills."""
 
 
 def as_written(text: str, _: str) -> str:
@@ -167,7 +169,9 @@ class Report:
     droppable: tuple[str, ...] = ()
     """The columns that a table omits if it is wider than the terminal, the first one first."""
     texts: frozenset[str] = frozenset({"note"})
-    """The columns that are text; the others are numbers."""
+    """The columns that are text; the others are numbers or times."""
+    counts: frozenset[str] = frozenset()
+    """The columns that are whole numbers."""
     dimensions: Mapping[str, str]
     """The names that `by` accepts, each with its SQL."""
     default_by: str
@@ -212,18 +216,39 @@ class Report:
 
 
 def file_columns(report: Report, by: Iterable[str], rows: Iterable[Row]) -> dict[str, str]:
-    """Return the DuckDB type of each column of a file."""
+    """Return the DuckDB type of each column of `file_rows`. Times end with `_begin` or `_end`."""
     texts = report.texts | {name for row in rows for name in row if isinstance(row[name], str)}
+    numbers = dict.fromkeys(report.columns, "DOUBLE") | dict.fromkeys(report.counts, "BIGINT")
     return {
-        **dict.fromkeys(by, "VARCHAR"),
-        **{name: "VARCHAR" if name in texts else "DOUBLE" for name in report.columns},
+        name: "TIMESTAMP WITH TIME ZONE"
+        if name.endswith(("_begin", "_end"))
+        else "DATE"
+        if name == "day"
+        else "VARCHAR"
+        if name in by or name in texts
+        else numbers[name]
+        for name in (*by, *report.columns, *_PERIOD)
     }
 
 
-def file_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield rows for CSV and Parquet, with lists and objects as JSON."""
+def file_rows(question: Question, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows for CSV and Parquet, with the time range, and lists and objects as JSON."""
+    period = dict(zip(_PERIOD, map(time_text, question.window), strict=True))
     for row in rows:
         yield {
             name: orjson.dumps(value).decode() if isinstance(value, list | dict) else value
-            for name, value in row.items()
+            for name, value in (row | period).items()
         }
+
+
+def json_content(report: Report, question: Question, found: Answer) -> dict[str, Any]:
+    """Return the JSON object of an answer."""
+    begin, end = map(time_text, question.window)
+    return {
+        "report": report.name,
+        "from": begin,
+        "to": end,
+        "by": question.by,
+        "rows": found.rows,
+        "notes": found.notes,
+    }

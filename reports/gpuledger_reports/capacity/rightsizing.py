@@ -400,6 +400,7 @@ REPORT: Final = Report(
             *("recommended_mig_profile", "risk", "risk_reasons", "currency", "note"),
         }
     ),
+    counts=frozenset({"gpus", "used_gpus", "recommended_gpus", "history_days"}),
     dimensions=DIMENSIONS,
     default_by=",".join(BY),
     has_by=False,

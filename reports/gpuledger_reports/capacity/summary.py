@@ -183,6 +183,7 @@ def summary_of(reports: Iterable[Report]) -> Report:
         examples={"The last 30 days": "--prices prices.yaml"},
         columns=_COLUMNS,
         texts=frozenset({"report", "headline", "unit", "about", "column"}),
+        counts=frozenset({"action"}),
         dimensions={},
         default_by="",
         has_money=True,

@@ -202,7 +202,7 @@ def _notes(connection: duckdb.DuckDBPyConnection, question: Question) -> Iterabl
 
 
 def _time(minute: int) -> str:
-    return datetime.fromtimestamp(minute * 60, tz=UTC).strftime("%Y-%m-%dT%H:%MZ")
+    return datetime.fromtimestamp(minute * 60, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def read_rows(

@@ -50,7 +50,7 @@ def test_the_table_and_the_files_show_the_same_forecast(
         arguments = ["capacity", "forecast", "--store", store, "--horizon", "1d"]
         assert main([*arguments, "--format", output]) == 0
         shown[output] = capsys.readouterr().out
-    (row,) = json.loads(shown["json"])
+    (row,) = json.loads(shown["json"])["rows"]
     (line,) = csv.DictReader(io.StringIO(shown["csv"]))
     assert (row["model"], row["gpus"], row["method"]) == ("H100", 2.0, line["method"])
     assert line["expected"] == str(row["expected"])
@@ -76,7 +76,7 @@ def test_selections_and_added_gpus_may_be_repeated(
     arguments = ["capacity", "forecast", "--store", store, "--horizon", "1d", "--format", "json"]
     added = ["--added", "-1", "--added", "model=H100:2.5"]
     assert main([*arguments, *added, "--where", "cluster=prod", "--where", "pool="]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["model"], row["gpus"]) == ("H100", 3.5)
     assert main([*arguments, "--where", "cluster=prod", "--where", "cluster=lab"]) == 2
     assert "--where: cluster is given twice" in capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_without_enough_history_the_exit_code_and_the_note_say_so(
     output = tmp_path / "forecast.json"
     arguments = ["capacity", "forecast", "--store", store, "--format", "json"]
     assert main([*arguments, "--output", str(output)]) == 4
-    (row,) = json.loads(output.read_text())
+    (row,) = json.loads(output.read_text())["rows"]
     assert row["note"] == "too short a history; 34 days are needed"
 
 
@@ -135,7 +135,7 @@ def test_a_column_that_a_table_may_omit_has_a_heading(report: Report) -> None:
 
 def test_the_summary_needs_no_dimensions(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capacity", "summary", "--store", store, "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["rows"]
     assert {"report": "fleet", "column": "total", "value": 2.0}.items() <= rows[0].items()
     assert main(["capacity", "summary", "--store", store, "--by", "model"]) == 2
 

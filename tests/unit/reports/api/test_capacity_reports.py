@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -87,8 +88,9 @@ async def test_a_page_has_the_rows_and_notes_that_the_command_prints(
 ) -> None:
     answer = json.loads((await get(reported, report, **parameters)).body)
     options = options_for(parameters)
-    rows, notes = command(reported, report, *options, "--format", "json", capsys=capsys)
-    assert answer["rows"] == json.loads(rows) != []
+    printed, notes = command(reported, report, *options, "--format", "json", capsys=capsys)
+    assert answer == json.loads(printed)
+    assert answer["rows"] != []
     assert [f"Usage from {answer['from']} to {answer['to']}.", *answer["notes"]] == notes
     table = await get(reported, report, **parameters, format="csv")
     found, _ = command(reported, report, *options, "--format", "csv", capsys=capsys)
@@ -104,7 +106,7 @@ def test_selected_rows_are_those_of_a_finer_grouping(
 
     def rows(*options: str) -> list[Row]:
         printed, _ = command(reported, report, "--format", "json", *options, capsys=capsys)
-        return [*json.loads(printed)]
+        return [*json.loads(printed)["rows"]]
 
     names = [*REPORTS[report].dimensions]
     finer = rows("--by", ",".join(names)) if REPORTS[report].has_by else rows()
@@ -120,13 +122,28 @@ def test_selected_rows_are_those_of_a_finer_grouping(
     ]
 
 
+@pytest.mark.parametrize("report", REPORTS)
+async def test_columns_of_counts_are_those_with_whole_numbers(
+    reported: AnswerSettings, report: str
+) -> None:
+    """Their type in files does not depend on the rows. `value` is the value of any column."""
+    rows = json.loads((await get(reported, report)).body)["rows"]
+    for name in REPORTS[report].columns.keys() - {"value"}:
+        for value in filter(None, (row[name] for row in rows)):
+            assert isinstance(value, int) == (name in REPORTS[report].counts), name
+
+
 async def test_parquet_has_the_rows_of_csv(reported: AnswerSettings, tmp_path: Path) -> None:
     file = tmp_path / "fleet.parquet"
     file.write_bytes((await get(reported, "fleet", format="parquet")).body)
     text = (await get(reported, "fleet", format="csv")).body.decode()
     (row,) = csv.DictReader(io.StringIO(text))
-    query = f"SELECT model, total, typeof(total) FROM '{file}'"  # noqa: S608  # the test's own file
-    assert duckdb.sql(query).fetchall() == [(row["model"], float(row["total"]), "DOUBLE")]
+    query = f"SELECT model, total, fits_1, period_begin FROM '{file}'"  # noqa: S608  # the test's own file
+    found = duckdb.sql(query)
+    assert found.types == ["VARCHAR", "DOUBLE", "BIGINT", "TIMESTAMP WITH TIME ZONE"]
+    ((model, total, fits, begin),) = found.fetchall()
+    assert (model, total, fits) == (row["model"], float(row["total"]), int(row["fits_1"]))
+    assert begin == datetime.fromisoformat(row["period_begin"])
 
 
 @pytest.mark.parametrize(

@@ -246,4 +246,6 @@ def test_cells_and_types_follow_from_names_and_values() -> None:
         "model": "VARCHAR",
         "count": "VARCHAR",
         "idle_ratio": "DOUBLE",
+        "period_begin": "TIMESTAMP WITH TIME ZONE",
+        "period_end": "TIMESTAMP WITH TIME ZONE",
     }

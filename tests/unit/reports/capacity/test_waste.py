@@ -373,7 +373,7 @@ def test_a_job_is_idle_if_all_its_nodes_are(tmp_path: Path) -> None:
     usage = [*of_job("n", range(5)), *of_job("m", range(30, 40))]
     (found,) = waste_in(tmp_path, 1, usage_hourly=usage).rows
     assert (found["workload"], found["longest_idle_hours"]) == ("job/77", round(25 / 60, 2))
-    assert found["longest_idle_begin"] == "2026-10-01T00:05Z"
+    assert found["longest_idle_begin"] == "2026-10-01T00:05:00Z"
 
 
 def test_unknown_time_is_not_waste_and_is_noted(tmp_path: Path) -> None:
