@@ -4,11 +4,13 @@ Each report in `gpuledger_reports.capacity.registry` is a command.
 """
 
 import io
+import re
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import partial
 from inspect import Parameter as SignatureParameter
 from inspect import Signature
@@ -49,6 +51,7 @@ from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.reading.times import time_text
 
 _NOTHING: Final = 4
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _LONG: Final = 24
 """If the options of an example have at least this many characters, they are on their own line."""
 _REQUIRED: Final = SignatureParameter.empty
@@ -220,13 +223,17 @@ def _notes(question: Question, found: Answer) -> Iterator[str]:
 
 
 def _print_table(report: Report, question: Question, found: Answer, file: TextIO) -> None:
-    headings = {name: name.replace("_", " ").capitalize() for name in question.by}
+    headings = {
+        name: "GPU" if name == "gpu" else name.replace("_", " ").capitalize()
+        for name in question.by
+    }
     shown = {name: [plain_cell(name, row) for row in found.rows] for name in question.by}
     for name, heading in report.columns.items():
         cells = [report.cell(name, row) for row in found.rows]
         # Columns without any value are omitted, such as those of `--history`.
         if heading and any(cells):
-            headings[name], shown[name] = heading, cells
+            # Rows of the summary have different units.
+            headings[name], shown[name] = heading, _aligned(cells) if report.dimensions else cells
     if found.rows:
         names = [*headings]
         omitted = print_rows(
@@ -236,16 +243,25 @@ def _print_table(report: Report, question: Question, found: Answer, file: TextIO
             expanded=None,
             wrapped=[at for at, name in enumerate(names) if name in report.texts],
             droppable=[names.index(name) for name in report.droppable if name in names],
+            right=[at for at, name in enumerate(names) if name in {*report.columns} - report.texts],
         )
         if omitted:
             file.write(
-                f"Columns that do not fit: {', '.join(names[at] for at in omitted)}."
+                f"Columns that do not fit: {', '.join(headings[names[at]] for at in omitted)}."
                 " To see them, use --format csv, or append `| less -S`.\n"
             )
     else:
         nothing = report.codes[1]
         file.write(f"{nothing[:1].upper()}{nothing[1:]}.\n")
     file.writelines(f"{note}\n" for note in _notes(question, found))
+
+
+def _aligned(cells: list[str]) -> list[str]:
+    """Return the numbers of a column with equal decimals and thousands separators."""
+    if not all(map(_NUMBER.fullmatch, filter(None, cells))):
+        return cells
+    decimals = max(len(cell.partition(".")[2]) for cell in cells)
+    return [f"{Decimal(cell):,.{decimals}f}" if cell else "" for cell in cells]
 
 
 for _place, _report in enumerate(REPORTS.values()):

@@ -174,13 +174,15 @@ def print_rows(
     width: int | None = None,
     wrapped: Collection[int] = (),
     droppable: Sequence[int] = (),
+    right: Collection[int] = (),
 ) -> list[int]:
     """Print rows as a table, or one line per value if the table is wider than the terminal.
 
     `expanded` chooses one of the two forms; `None` chooses by width. A table that is too wide first
     wraps the columns `wrapped`, and then omits columns of `droppable`, in this order; the omitted
-    ones are returned. Values are never cut. In a file or a pipe, the table is as wide as its values
-    require. Control characters are escaped, because a terminal would obey them.
+    ones are returned. Columns `right` are aligned to the right. Values are never cut. In a file or
+    a pipe, the table is as wide as its values require. Control characters are escaped, because a
+    terminal would obey them.
     """
     # As Text, because rich would parse brackets in a string as a style.
     texts = [[Text(escaped(cell)) for cell in row] for row in rows]
@@ -205,6 +207,7 @@ def print_rows(
         *(
             Column(
                 Text(columns[at]),
+                justify="right" if at in right else "left",
                 no_wrap=at not in wrapped,
                 min_width=widths[at],
                 # Without it, words that are longer than a line are cut.

@@ -6,7 +6,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import duckdb
 import orjson
@@ -27,7 +27,15 @@ from gpuledger_reports.capacity.failures import (
     stalled_minutes,
 )
 from gpuledger_reports.capacity.pod_shapes import read_shape
-from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Key, Question, Report, Row
+from gpuledger_reports.capacity.report import (
+    GPU_DIMENSIONS,
+    Answer,
+    Key,
+    Question,
+    Report,
+    Row,
+    plain_cell,
+)
 from gpuledger_reports.capacity.waits import read_fractions
 from gpuledger_reports.reading.times import HOUR_US, Window
 
@@ -35,8 +43,8 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "gpus": "GPUs",
     "failures": "Failures",
     "rate": "Per GPU-year",
-    "rate_low": "95 % from",
-    "rate_high": "to",
+    "rate_low": "95 % interval",
+    "rate_high": "",
     "expected_failures": "Expected",
     "p_value": "",
     "lost_gpu_hours": "Lost GPU-hours",
@@ -355,6 +363,12 @@ def _interrupted(
     return found, unsized
 
 
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    if name == "rate_low" and row[name] is not None:
+        return f"{plain_cell(name, row)} to {plain_cell('rate_high', row)}"
+    return plain_cell(name, row)
+
+
 REPORT: Final = Report(
     name="faults",
     summary="Show how often GPUs fail, and how many GPU-hours failures cost.",
@@ -384,11 +398,11 @@ REPORT: Final = Report(
     droppable=(
         "causes",
         "expected_failures",
-        "rate_high",
         "rate_low",
         "cordoned_gpu_hours",
         "interrupted_gpu_hours",
     ),
+    cell=_cell,
     texts=frozenset({"causes", "note"}),
     counts=frozenset({"failures"}),
     dimensions=_DIMENSIONS,

@@ -57,8 +57,8 @@ COLUMNS: Final[Mapping[str, str]] = {
     "mean_healthy": "",
     "mean_allocatable": "",
     "mean_allocated": "Mean: allocated",
-    "mean_used": "Used",
-    "mean_free": "Free",
+    "mean_used": "Mean: used",
+    "mean_free": "Mean: free",
     "mean_cordoned": "",
     "fits_1": "Fit: 1 GPU",
     "fits_2": "2 GPUs",
@@ -408,8 +408,8 @@ REPORT: Final = Report(
         "Now is the last hour of the time range. A GPU is healthy while it responds, and"
         " allocatable if its allocation is also known, and it is not free on a cordoned node."
         " `Allocated` counts GPUs that are allocated to pods and jobs. `Used` is the mean number of"
-        " GPUs on which kernels ran, of any process. The three columns from `Mean: allocated`"
-        " on are means over the time range, grouped by the labels of nodes at the start of each"
+        " GPUs on which kernels ran, of any process. The columns with `Mean:`"
+        " are means over the time range, grouped by the labels of nodes at the start of each"
         " day. `Fit` to `Shares` count the pods that would fit now if all of them had the same"
         " shape. Shapes are 1, 2, 4 or 8 whole GPUs of one node, MIG profiles, and shares of shared"
         " GPUs. A GPU is free if it was"

@@ -122,8 +122,9 @@ def test_a_table_names_the_columns_for_which_a_terminal_has_no_room(
     assert "Fit: 1 GPU" in lines[1]
     assert "Allocatable" not in lines[1]
     assert len(lines[0]) <= 80
-    assert "Columns that do not fit: mean_free, mean_used, mean_allocated, allocatable" in "".join(
-        lines
+    assert (
+        "Columns that do not fit: Mean: free, Mean: used, Mean: allocated, Allocatable"
+        in "".join(lines)
     )
 
 
@@ -131,6 +132,30 @@ def test_a_table_names_the_columns_for_which_a_terminal_has_no_room(
 def test_a_column_that_a_table_may_omit_has_a_heading(report: Report) -> None:
     assert all(report.columns[name] for name in report.droppable)
     assert len({*report.droppable}) == len(report.droppable)
+
+
+def test_numbers_of_a_column_have_equal_decimals_and_end_in_one_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = [
+        row
+        for hour in range(2)
+        for row in (
+            *(allocated(hour, "large", gpu=f"GPU-{gpu}") for gpu in range(1200)),
+            allocated(hour, "small", HOUR_US * 500, gpu="GPU-half", model="L4"),
+        )
+    ]
+    large = write_store(tmp_path, usage_hourly=usage)
+    assert main(["capacity", "fleet", "--store", large]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()[1:5]
+    at = head.split("┃").index(" Allocated ")
+    assert [row.split("│")[at] for row in rows] == ["   1,200.0 ", "       0.5 "]
+
+
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+def test_headings_of_a_report_differ(report: Report) -> None:
+    headings = [heading for heading in report.columns.values() if heading]
+    assert len({*headings}) == len(headings)
 
 
 def test_the_summary_needs_no_dimensions(store: str, capsys: pytest.CaptureFixture[str]) -> None:
