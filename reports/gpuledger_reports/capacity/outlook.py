@@ -91,6 +91,9 @@ def find_outlook(
     }
     needed = hours_needed(days * DAY)
     notes = []
+    if demand.gpus + added_gpus < 0:
+        present = f"{round(demand.gpus, 2):.12g}"
+        notes.append(f"only {present} GPUs, fewer than the {-added_gpus:g} to remove")
     if known < needed:
         notes.append(f"too short a history; {-(-needed // DAY)} days are needed")
     if demand.filled_hours:
@@ -260,7 +263,7 @@ REPORT: Final = Report(
     examples={
         "The next weeks, by model": "",
         "The next quarter, by cluster and node pool": "--by cluster,pool --horizon 90d",
-        "If others take 64 GPUs of a pool": "--where pool=training --added -64",
+        "If others take 64 GPUs of a pool": "--where pool=h100 --added -64",
     },
     columns=COLUMNS,
     droppable=(

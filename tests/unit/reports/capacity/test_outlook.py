@@ -58,6 +58,16 @@ def test_a_steady_demand_is_never_full_and_needs_no_band() -> None:
     assert found["note"] is None
 
 
+def test_a_note_names_the_gpus_of_a_group_that_has_fewer_than_are_to_be_removed() -> None:
+    notes = [
+        find_outlook(
+            demand([4.0] * WEEKS * WEEK), ("cluster", "model"), days=7, added_gpus=-removed
+        )["note"]
+        for removed in (10, 64)
+    ]
+    assert notes == [None, "only 10 GPUs, fewer than the 64 to remove"]
+
+
 def test_a_fleet_that_is_allocated_as_a_whole_is_full_today() -> None:
     found = find_outlook(demand([10.0] * WEEKS * WEEK), ("cluster", "model"), days=7)
     assert [found[name] for name in FULL] == [0.0, 0.0, 0.0]
