@@ -68,8 +68,8 @@ async def test_metrics_are_the_columns_of_the_reports(tmp_path: Path) -> None:
     group = ("prod", "", "NVIDIA H100 80GB HBM3")
     states = {labels[-1]: value for labels, value in found["gpus"].items()}
     assert (states["total"], states["allocated"], states["free"]) == (12, 9, 3)
-    assert found["unused_gpu_hours"] == {group: pytest.approx(70 * 9)}
-    assert found["unused_cost"] == {group: pytest.approx(70 * 9 * 7)}
+    assert found["unused_gpu_hours"] == {group: pytest.approx(71 * 9)}
+    assert found["unused_cost"] == {group: pytest.approx(71 * 9 * 7)}
     assert found["waiting_pods"] == {("prod",): 1}
     assert found["failures"] == {group: 1}
     assert found["stranded_gpus"].keys() == {group}
