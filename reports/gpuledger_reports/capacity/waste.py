@@ -215,7 +215,8 @@ def read_rows(
     rows: list[Row] = [
         {**dict(zip(question.by, key, strict=True)), **waste.row(question.policy.currency)}
         for key, waste in ranked
-        if round(waste.hours["unused"], 2)
+        # On a shared GPU, a pod can be idle in time that other pods use.
+        if any(round(waste.hours[name], 2) for name in ("unused", *_RECLAIMED))
     ]
     return Answer(rows=rows, notes=notes)
 

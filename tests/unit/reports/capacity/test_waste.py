@@ -9,7 +9,7 @@ from typing import Final
 
 import duckdb
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuledger.store.distributions import BUSY, MEMORY
@@ -215,6 +215,19 @@ def worlds(draw: st.DrawFn) -> World:
     return World(hours, pods, unknown, unattributed)
 
 
+NEVER: Final = dict.fromkeys(("GPU-a", "GPU-b", "MIG-c", "GPU-shared"), frozenset[int]())
+BUSY_NEIGHBOUR: Final = World(
+    hours=2,
+    pods=[
+        Pod("one", range(120), {"GPU-shared": frozenset()}),
+        Pod("two", range(120), {"GPU-shared": frozenset(range(120))}),
+    ],
+    unknown=NEVER,
+    unattributed=NEVER,
+)
+
+
+@example(BUSY_NEIGHBOUR, 1000)
 @given(worlds(), st.sampled_from([1, 1000]))
 def test_stretches_and_what_limits_reclaim_are_those_of_each_minute(
     world: World, slice_hours: int
@@ -227,7 +240,7 @@ def test_stretches_and_what_limits_reclaim_are_those_of_each_minute(
     for pod in world.pods:
         row, stretches = rows.get(pod.name), [*world.stretches(pod)]
         if row is None:
-            assert world.reclaimed(pod, 0) < 0.0051
+            assert world.reclaimed(pod, min(LIMITS)) == pytest.approx(0, abs=0.0051)
             continue
         gpus = sum(world.parts[device] for device in pod.used)
         hours = pytest.approx(gpus * len(pod.minutes) / 60, abs=0.0051)
@@ -237,7 +250,7 @@ def test_stretches_and_what_limits_reclaim_are_those_of_each_minute(
         if longest:
             begin = next(each.start for each in stretches if len(each) == len(longest))
             at = datetime.fromtimestamp(BEGIN_US // 10**6 + FIRST_HOUR * 3600 + begin * 60, tz=UTC)
-            assert row["longest_idle_begin"] == at.strftime("%Y-%m-%dT%H:%MZ")
+            assert row["longest_idle_begin"] == at.strftime("%Y-%m-%dT%H:%M:%SZ")
             assert row["longest_idle_pod"] == pod.name
         for limit in LIMITS:
             hours = pytest.approx(world.reclaimed(pod, limit), abs=0.0051)
