@@ -201,7 +201,8 @@ class Pauses:
 async def test_reports_for_which_the_service_is_busy_are_asked_once_more_after_a_short_wait() -> (
     None
 ):
-    reports = Reports(**{name: {"cluster": "prod"} for name in HEADLINES if name != "fleet"})
+    row: dict[str, object] = {"cluster": "prod"}
+    reports = Reports(**{name: row for name in HEADLINES if name != "fleet"})
     asked: list[str] = []
 
     async def ask(question: Question) -> ReportAnswer:
