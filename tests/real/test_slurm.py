@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import time
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import duckdb
 import pytest
@@ -24,6 +26,7 @@ from gpuledger_reports.capacity.slurm_jobs import Job, read_slurm_jobs
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.reading.times import HOUR_US, Window
 from tests.real.services.slurm import Slurm
+from tests.real.services.starter import running
 from tests.unit.reports.stores import node_row, write_store
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ GPUS = DeviceIndex.of(
     )
     for minor in BUS_BY_MINOR
 )
+TASKS = [number * (number + 1) // 2 for number in range(25)]
+"""Tasks of an array: more characters than `sacct` shows by default."""
 
 
 def script(name: str, *, folder: Path) -> Path:
@@ -95,52 +100,83 @@ def test_a_job_is_allocated_the_gpu_that_slurm_gave_it_until_it_ends(
     slurm.wait_until(lambda: not allocated())
 
 
-def test_the_guides_command_reads_jobs_that_waited_ran_or_were_cancelled(
-    starter: Starter, slurm_programs: Mapping[str, Path], tmp_path: Path
-) -> None:
-    folder = starter.new_folder("slurm")
-    slurm = starter.start(Slurm(programs=slurm_programs, folder=folder, gpu_count=2, scripts={}))
+class Seen(NamedTuple):
+    """The jobs that the guide's command listed, by name: for an array, each of its tasks."""
+
+    before: dict[str, list[Job]]
+    """While `running` had all GPUs, and `waiting`, the last job, was known."""
+    after: dict[str, list[Job]]
+    """After `running` had ended and others had started."""
+
+
+@pytest.fixture(scope="module")
+def seen(slurm_programs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    folder = tmp_path_factory.mktemp("slurm")
     end, job, file = folder / "end", folder / "job", folder / "sacct.txt"
     job.write_text(f"#!/bin/sh\nwhile [ ! -e {end} ]; do sleep 0.1; done\n")
     (command,) = re.findall(
         r"^SLURM_TIME.*?sacct.txt$", GUIDE.read_text(), re.DOTALL | re.MULTILINE
     )
+    part = Slurm(programs=slurm_programs, folder=folder, gpu_count=2, scripts={})
+    with running(part) as slurm:
 
-    def submit(name: str, *options: str) -> str:
-        given = ("--parsable", f"--job-name={name}", *options, str(job))
-        return slurm.run("sbatch", *given).strip()
+        def submit(name: str, *options: str) -> str:
+            given = ("--parsable", f"--job-name={name}", *options, str(job))
+            return slurm.run("sbatch", *given).strip()
 
-    def jobs() -> dict[str, Job]:
-        environment = os.environ | slurm.environment
-        subprocess.run(["/bin/sh", "-c", command], env=environment, cwd=folder, check=True)
-        try:
-            found = read_slurm_jobs(str(file), "slurm_jobs")
-        except ArgumentError:  # no job requests GPUs yet
-            return {}
-        return {str(each["pod_uid"]): each for each in found}
+        def jobs() -> dict[str, list[Job]]:
+            environment = os.environ | slurm.environment
+            subprocess.run(["/bin/sh", "-c", command], env=environment, cwd=folder, check=True)
+            found: dict[str, list[Job]] = {}
+            with suppress(ArgumentError):  # no job requests GPUs yet
+                for each in read_slurm_jobs(str(file), "slurm_jobs"):
+                    found.setdefault(str(each["job_name"]), []).append(each)
+            return found
 
-    def count(column: str) -> int:
-        return sum(each[column] is not None for each in jobs().values())
+        def known(column: str) -> set[str]:
+            return {name for name, of in jobs().items() if all(each[column] for each in of)}
 
-    running = submit("running", "--gres=gpu:2")
-    slurm.wait_until(lambda: count("scheduled") == 1)
-    # More characters than `sacct` shows by default.
-    tasks = [number * (number + 1) // 2 for number in range(25)]
-    array = submit("array", "--gres=gpu:1", f"--array={','.join(map(str, tasks))}")
-    cancelled = submit("cancelled", "--gres=gpu:2")
-    submit("without-gpu")
-    submit("held", "--gres=gpu:1", "--hold")
-    dependent = submit("dependent", "--gres=gpu:1", f"--dependency=afterok:{running}")
-    each_task = {f"{array}_{task}" for task in tasks}
-    slurm.wait_until(lambda: jobs().keys() == {running, *each_task, cancelled})
-    slurm.run("scancel", array, cancelled)
-    slurm.wait_until(lambda: count("given_up") == len(each_task) + 1)
-    waiting = submit("waiting", "--gres=gpu:2")
-    slurm.wait_until(lambda: waiting in jobs())
-    end.touch()
-    slurm.wait_until(lambda: count("scheduled") == 3)
-    found = jobs()
-    assert int(found[dependent]["created"] or 0) > int(found[waiting]["created"] or 0)
+        first = submit("running", "--gres=gpu:2")
+        slurm.wait_until(lambda: known("scheduled") == {"running"})
+        array = submit("array", "--gres=gpu:1", f"--array={','.join(map(str, TASKS))}")
+        cancelled = submit("cancelled", "--gres=gpu:2")
+        submit("without-gpu")
+        submit("held", "--gres=gpu:1", "--hold")
+        submit("dependent", "--gres=gpu:1", f"--dependency=afterok:{first}")
+        slurm.wait_until(lambda: jobs().keys() == {"running", "array", "cancelled"})
+        slurm.run("scancel", array, cancelled)
+        slurm.wait_until(lambda: known("given_up") == {"array", "cancelled"})
+        submit("waiting", "--gres=gpu:2")
+        slurm.wait_until(lambda: "waiting" in jobs())
+        before = jobs()
+        end.touch()
+        slurm.wait_until(lambda: known("scheduled") == {"running", "waiting", "dependent"})
+        return Seen(before, jobs())
+
+
+def test_the_guides_command_lists_each_task_of_an_array(seen: Seen) -> None:
+    for jobs in seen:
+        ids = [str(job["pod_uid"]).partition("_")[2] for job in jobs["array"]]
+        assert sorted(map(int, ids)) == TASKS
+
+
+def test_jobs_that_are_held_or_depend_on_others_or_request_no_gpus_are_not_listed(
+    seen: Seen,
+) -> None:
+    assert seen.before.keys() == {"running", "array", "cancelled", "waiting"}
+    assert seen.after.keys() == {*seen.before, "dependent"}
+
+
+def test_a_dependent_job_waits_from_the_end_of_the_job_before_it(seen: Seen) -> None:
+    (dependent,), (waiting,) = seen.after["dependent"], seen.after["waiting"]
+    # It was submitted before `waiting`, but eligible only when `running` ended.
+    assert int(dependent["created"] or 0) > int(waiting["created"] or 0)
+
+
+def test_the_report_counts_jobs_that_waited_ran_or_were_cancelled(
+    seen: Seen, tmp_path: Path
+) -> None:
+    # Times are whole seconds, and the window does not include its end.
     now_us = (int(time.time()) + 1) * 10**6
     with duckdb.connect() as connection:
         create_views(connection, write_store(tmp_path / "store", nodes=[node_row()]))
@@ -148,7 +184,7 @@ def test_the_guides_command_reads_jobs_that_waited_ran_or_were_cancelled(
             window=Window(now_us - HOUR_US, now_us),
             by=("workload", "shape", "queue"),
             policy=BillPolicy(prices=[]),
-            options={"history": None, "slurm_jobs": [*found.values()]},
+            options={"history": None, "slurm_jobs": [*chain.from_iterable(seen.after.values())]},
         )
         rows = REPORT.read(connection, question).rows
     states = ("pods", "waiting", "never_scheduled")
@@ -157,7 +193,7 @@ def test_the_guides_command_reads_jobs_that_waited_ran_or_were_cancelled(
         for row in rows
     } == {
         ("SlurmJob/running", "2 GPUs", "gpu"): (1, 0, 0),
-        ("SlurmJob/array", "1 GPU", "gpu"): (25, 0, 25),
+        ("SlurmJob/array", "1 GPU", "gpu"): (len(TASKS), 0, len(TASKS)),
         ("SlurmJob/cancelled", "2 GPUs", "gpu"): (1, 0, 1),
         ("SlurmJob/waiting", "2 GPUs", "gpu"): (1, 0, 0),
         ("SlurmJob/dependent", "1 GPU", "gpu"): (1, 0, 0),
