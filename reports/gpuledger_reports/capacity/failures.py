@@ -24,6 +24,7 @@ _ECC_KINDS: Final = frozenset(
 )
 _LOST_KINDS: Final = frozenset({"gpu_lost", "gpu_unavailable", "agent_ended"})
 _LOST_XIDS: Final = frozenset({79})
+_XID_KINDS: Final = frozenset({"xid"})
 ECC: Final = "ecc"
 LOST: Final = "lost"
 XID: Final = "xid"
@@ -82,7 +83,7 @@ def _cause(each: SeenIncident) -> str:
         return ECC
     if each.kind in _LOST_KINDS or each.xid in _LOST_XIDS:
         return LOST
-    return XID if each.kind == XID else OTHER
+    return XID if each.kind in _XID_KINDS else OTHER
 
 
 class DeviceHour(NamedTuple):
