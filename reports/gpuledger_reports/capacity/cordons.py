@@ -1,7 +1,8 @@
-"""Reads when nodes were cordoned, so that schedulers placed no pods, and their free GPU-hours.
+"""Reads when nodes were cordoned, and the GPU-hours that were free meanwhile.
 
 A node is cordoned from its first version with `unschedulable` to the next version without it.
-Before, it is unknown and counts as not cordoned. Pods on a cordoned node continue to run.
+Before, it is unknown and counts as not cordoned. Schedulers place no pods on a cordoned node, but
+its pods continue to run.
 """
 
 from typing import Final
