@@ -68,15 +68,14 @@ def _stored(gpus: int, days: int) -> Path:
     return store
 
 
-def _apart(measure: Callable[..., _Measured], *given: str) -> _Measured:
+def _apart(work: Callable[..., None], *given: str) -> _Measured:
     # A separate process, so that its memory is only that of this report.
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
-        return process.submit(measure, *given).result()
+        return process.submit(_measured, work, *given).result()
 
 
-def _read(store: str, name: str) -> _Measured:
+def _read(store: str, name: str) -> None:
     """Read a report of the whole time, as its command does."""
-    began, cpu_began = time.monotonic(), time.process_time()
     with duckdb.connect() as connection:
         question = ask(
             REPORTS[name],
@@ -88,20 +87,19 @@ def _read(store: str, name: str) -> _Measured:
         )
         if not answer(REPORTS[name], question, connection).rows:
             raise AssertionError(f"{name} found nothing")
-    return _measured(began, cpu_began)
 
 
-def _group_by(store: str) -> _Measured:
-    began, cpu_began = time.monotonic(), time.process_time()
+def _group_by(store: str) -> None:
     with duckdb.connect() as connection:
         connection.execute(
             "SELECT model, coalesce(allocated_namespace, namespace), category, sum(allocated_ns),"
             " sum(busy_ns) FROM read_parquet($files) GROUP BY ALL",
             {"files": DeltaTable(table_uri(store, USAGE_HOURLY.name)).file_uris()},
         ).fetchall()
-    return _measured(began, cpu_began)
 
 
-def _measured(began: float, cpu_began: float) -> _Measured:
+def _measured(work: Callable[..., None], *given: str) -> _Measured:
+    began, cpu_began = time.monotonic(), time.process_time()
+    work(*given)
     seconds, cpu_seconds = time.monotonic() - began, time.process_time() - cpu_began
     return _Measured(seconds, cpu_seconds, own_peak_bytes())
