@@ -117,18 +117,20 @@ class Follower:
         self._uses.forget_stale(begun_ns)
         self._complete_ns = begun_ns
         self._changed.set()
+        # Only current waiters wake: the next ones wait for the next read.
         self._changed = asyncio.Event()
 
     def _take(self, records: Iterable[Record]) -> None:
         for record in records:
-            # The key starts with the cluster, and decoding takes most of the time.
+            # Decoding takes most of the time, so events of other clusters are skipped before it, by
+            # the cluster at the start of the key.
             key = (record.key or b"").decode(errors="replace")
             if key and split_key(key)[0] != self._cluster:
                 continue
-            reason, error = "too_many", "more workloads than scaler.max_workloads"
             try:
                 event = self._decoder.decode(record.value)
                 left_out = self._uses.take(event, self._clock.time_ns())
+                reason, error = "too_many", "more workloads than scaler.max_workloads"
             except (UndecodableError, ValueError) as invalid:
                 # Other sinks write the dead letter. The node counts as unresponsive.
                 reason, error, left_out = "invalid", str(invalid), 1
@@ -169,7 +171,10 @@ def _tls_context(
         monotonic=lambda: clock.monotonic_ns() / NS_PER_SECOND,
     )
     check = readiness.check(f"{SCALER}.certificate", severity=CheckSeverity.WARNING)
-    files = FilesInForce(load, validities=load(), watch=watch, check=check, on_read=lambda _: None)
+    validities = load()  # sets `current`
+    files = FilesInForce(
+        load, validities=validities, watch=watch, check=check, on_read=lambda _: None
+    )
     readiness.add_periodic(files.look, check=check)
     current.sni_callback = follow  # called in each handshake, also if the client sends no name
     return current
