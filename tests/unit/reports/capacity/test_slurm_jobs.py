@@ -32,7 +32,8 @@ from tests.unit.reports.stores import (
 BEGIN = BEGIN_US // 10**6
 WINDOW = Window(BEGIN_US, BEGIN_US + 10 * HOUR_US)
 GPU = '{"nvidia.com/gpu":"1"}'
-# From Slurm 22.05 with slurmdbd: `wait|s` waited for `first`; task 0 of array 3 had started.
+# Single lines of Slurm 22.05 with slurmdbd, with ids edited so that each is unique. Task 0 of array
+# 3 had started, but is also in the line of the array.
 RECORDED = """\
 Cluster|JobID|JobName|Account|Partition|QOS|Submit|Eligible|Start|End|State|Reason|ReqTRES|NodeList
 tests|1|first|root|gpu|normal|1796049634|1796049634|1796049636|1796049642|COMPLETED|None|\
@@ -43,7 +44,7 @@ tests|3_0|arr2|root|gpu|normal|1796049704|1796049706|1796049722|Unknown|RUNNING|
 billing=1,cpu=1,gres/gpu=1,mem=500M,node=1|vm
 tests|3_[0-3]|arr2|root|gpu|normal|1796049704|1796049706|Unknown|Unknown|PENDING|None|\
 billing=1,cpu=1,gres/gpu=1,mem=500M,node=1|None assigned
-tests|7|cpu|root|gpu|normal|1796049635|1796049635|1796049646|Unknown|RUNNING|None|\
+tests|6|cpu|root|gpu|normal|1796049635|1796049635|1796049646|Unknown|RUNNING|None|\
 billing=1,cpu=1,mem=500M,node=1|vm
 tests|7+1|het|root|gpu|normal|1796049705|1796049705|Unknown|Unknown|PENDING|None|\
 billing=1,cpu=1,gres/gpu=1,mem=500M,node=1|None assigned
@@ -210,7 +211,7 @@ def test_a_missing_file_is_an_error() -> None:
         read_slurm_jobs("/no/file", "slurm_jobs")
 
 
-def test_a_job_that_was_not_eligible_does_not_wait_and_nor_does_a_step() -> None:
+def test_neither_an_ineligible_job_nor_a_step_waits() -> None:
     assert not parse_sacct(sacct({"Eligible": "Unknown"}, {"JobID": "1.0", "Partition": ""}), "")
 
 
