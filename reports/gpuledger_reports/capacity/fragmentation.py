@@ -1,6 +1,6 @@
 """The report `fragmentation`: free GPUs that typical pods cannot use, but could after packing.
 
-`stranding` defines the measure, `packing` the comparison, and `node_states` reads the store.
+`unusable` defines the measure, `packing` the comparison, and `node_states` reads the store.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +14,7 @@ from gpuledger_reports.capacity.demand import read_waiting
 from gpuledger_reports.capacity.node_states import Kind, NodeStates, find_instants, read_states
 from gpuledger_reports.capacity.packing import Measured, measure
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
-from gpuledger_reports.capacity.stranding import CPU, MEMORY, WHOLE, Shape
+from gpuledger_reports.capacity.unusable import CPU, MEMORY, WHOLE, Shape
 from gpuledger_reports.capacity.waits import notes_on_too_large
 from gpuledger_reports.reading.times import HOUR_US
 

@@ -17,7 +17,7 @@ from gpuledger_reports.capacity.allocations import USAGE, usage_limits
 from gpuledger_reports.capacity.cordons import CORDONS
 from gpuledger_reports.capacity.packing import NodeState, Pod
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Question
-from gpuledger_reports.capacity.stranding import WHOLE, Shape
+from gpuledger_reports.capacity.unusable import WHOLE, Shape
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
 
 _MAX_INSTANTS: Final = 25

@@ -1,4 +1,4 @@
-"""A packing of the pods that run on some nodes, and the GPUs that it strands. Pure.
+"""A packing of the pods that run on some nodes, and the GPUs that stay unusable. Pure.
 
 The packing is greedy, so a better one may exist. If a pod does not fit, the present state counts as
 the best packing.
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import count, groupby
 from typing import Final, NamedTuple
 
-from gpuledger_reports.capacity.stranding import (
+from gpuledger_reports.capacity.unusable import (
     WHOLE,
     Room,
     Shape,
-    Stranded,
-    find_stranded,
+    Unusable,
+    find_unusable,
     lacks,
 )
 
@@ -143,8 +143,8 @@ class Measured(NamedTuple):
 
     gpus: float
     free: float
-    now: Stranded
-    packed: Stranded
+    now: Unusable
+    packed: Unusable
     knows_cpu: bool
     knows_memory: bool
 
@@ -166,9 +166,9 @@ def measure(nodes: Sequence[NodeState], mix: Mapping[Shape, int]) -> Measured:
     for shape, number in mix.items():
         usual[known(shape)] += number
     rooms = [node.room for node in nodes]
-    now = find_stranded(rooms, usual)
+    now = find_unusable(rooms, usual)
     packed = pack((node.emptied for node in nodes), map(known, shapes)) if now.total else None
-    best = find_stranded(packed, usual) if packed is not None else now
+    best = find_unusable(packed, usual) if packed is not None else now
     return Measured(
         gpus=sum(len(node.gpus) for node in nodes),
         free=sum(sum(room.free) for room in rooms) / WHOLE,

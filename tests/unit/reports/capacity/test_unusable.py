@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_reports.capacity.packing import NodeState, Pod, measure, pack
-from gpuledger_reports.capacity.stranding import (
+from gpuledger_reports.capacity.unusable import (
     CPU,
     GPUS,
     MEMORY,
     WHOLE,
     Room,
     Shape,
-    find_stranded,
+    find_unusable,
     lacks,
 )
 
@@ -62,10 +62,10 @@ mixes = st.dictionaries(shapes, st.integers(1, 9), min_size=1, max_size=4)
 
 
 @given(rooms_of, mixes)
-def test_stranded_capacity_is_that_of_gpus_that_no_choice_of_gpus_uses(
+def test_unusable_capacity_is_that_of_gpus_that_no_choice_of_gpus_uses(
     rooms: list[Room], mix: dict[Shape, int]
 ) -> None:
-    found = find_stranded(rooms, mix)
+    found = find_unusable(rooms, mix)
     assert found.total == pytest.approx(by_trial(rooms, mix))
     assert 0 <= found.total <= sum(sum(room.free) for room in rooms)
     assert found.total == pytest.approx(sum(found.by_lack.values()))
@@ -75,20 +75,20 @@ def test_stranded_capacity_is_that_of_gpus_that_no_choice_of_gpus_uses(
 EMPTY = [Room((WHOLE,) * 4, 8, 8), Room((WHOLE,) * 8, 8, 8)]
 
 
-def test_nothing_is_stranded_on_empty_nodes_that_fit_all_shapes() -> None:
+def test_nothing_is_unusable_on_empty_nodes_that_fit_all_shapes() -> None:
     mix = {Shape(1): 3, Shape(4, WHOLE, 8, 8): 1, Shape(1, HALF): 5}
-    assert find_stranded(EMPTY, mix).total == 0
+    assert find_unusable(EMPTY, mix).total == 0
 
 
-def test_a_node_on_which_nothing_fits_strands_all_its_free_gpus() -> None:
+def test_all_free_gpus_of_a_node_on_which_nothing_fits_are_unusable() -> None:
     mix = {Shape(8): 1, Shape(1, WHOLE, 9): 1, Shape(2, WHOLE, 1, 9): 2}
-    found = find_stranded(EMPTY[:1], mix)
+    found = find_unusable(EMPTY[:1], mix)
     assert found.total == 4 * WHOLE
     assert found.by_lack == {GPUS: WHOLE, CPU: WHOLE, MEMORY: 2 * WHOLE}
 
 
 @pytest.mark.parametrize(
-    ("shape", "stranded"),
+    ("shape", "unusable"),
     [
         (Shape(1), HALF),
         (Shape(1, HALF), 0),
@@ -97,14 +97,14 @@ def test_a_node_on_which_nothing_fits_strands_all_its_free_gpus() -> None:
         (Shape(2, HALF), 0),
     ],
 )
-def test_a_pod_that_fits_strands_the_gpus_with_less_left_than_it_needs(
-    shape: Shape, stranded: int
+def test_gpus_with_less_left_than_a_pod_that_fits_needs_are_unusable(
+    shape: Shape, unusable: int
 ) -> None:
-    assert find_stranded([Room((0, HALF, WHOLE))], {shape: 1}).total == stranded
+    assert find_unusable([Room((0, HALF, WHOLE))], {shape: 1}).total == unusable
 
 
 def test_an_unknown_amount_lacks_nothing() -> None:
-    assert find_stranded([Room((WHOLE,), 0, None)], {Shape(1, WHOLE, None, 5): 1}).total == 0
+    assert find_unusable([Room((WHOLE,), 0, None)], {Shape(1, WHOLE, None, 5): 1}).total == 0
 
 
 @given(rooms_of, st.lists(shapes, max_size=6))
@@ -248,7 +248,7 @@ def replayed(nodes: Sequence[NodeState], pods: Sequence[tuple[Shape, int, int]])
             change(node, pod, 1)
 
 
-def test_a_real_cluster_strands_what_a_trial_of_each_choice_finds() -> None:
+def test_unusable_gpus_of_a_real_cluster_are_those_that_a_trial_of_each_choice_finds() -> None:
     """Pods of the trace on a fiftieth of its nodes, which they fill."""
     nodes = openb_nodes(one_of=50)
     pods = [

@@ -59,7 +59,7 @@ def lacks(room: Room, shape: Shape) -> str | None:
     return None
 
 
-def unusable(room: Room, shape: Shape) -> tuple[int, str]:
+def _unusable_on(room: Room, shape: Shape) -> tuple[int, str]:
     """Return how much free GPU capacity of a node a pod cannot use, and the resource it lacks."""
     lacking = lacks(room, shape)
     if lacking is not None:
@@ -67,7 +67,7 @@ def unusable(room: Room, shape: Shape) -> tuple[int, str]:
     return sum(room.free[: bisect_left(room.free, shape.share)]), GPUS
 
 
-class Stranded(NamedTuple):
+class Unusable(NamedTuple):
     """Free capacity that pods of a mix cannot use, on average over the mix: FGD's F."""
 
     total: float
@@ -77,7 +77,7 @@ class Stranded(NamedTuple):
     """Its parts by the GPUs that pods need."""
 
 
-def find_stranded(rooms: Iterable[Room], mix: Mapping[Shape, int]) -> Stranded:
+def find_unusable(rooms: Iterable[Room], mix: Mapping[Shape, int]) -> Unusable:
     """Return the mean capacity that pods of a mix cannot use; `mix` counts pods by shape."""
     # Many nodes are equal, and most have no free GPU.
     alike = Counter(room for room in rooms if room.free and room.free[-1])
@@ -85,12 +85,12 @@ def find_stranded(rooms: Iterable[Room], mix: Mapping[Shape, int]) -> Stranded:
     for shape, number in mix.items():
         lost = Counter[str]()
         for room, nodes in alike.items():
-            amount, lacking = unusable(room, shape)
+            amount, lacking = _unusable_on(room, shape)
             lost[lacking] += nodes * amount
         for lacking, amount in lost.items():
             of_lack[lacking] += number * amount
             of_size[Shape(shape.gpus, shape.share)] += number * amount
-    return Stranded(
+    return Unusable(
         sum(of_lack.values()) / pods if pods else 0.0,
         {name: amount / pods for name, amount in of_lack.items()},
         {size: amount / pods for size, amount in of_size.items()},
