@@ -440,7 +440,7 @@ def test_a_selection_has_the_loads_and_savings_of_its_devices_only(
     where: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Also if a workload has other devices, too."""
-    owner = {"owner_kind": "Deployment", "owner_name": "chat"}
+    owner: Row = {"owner_kind": "Deployment", "owner_name": "chat"}
     pods = [
         pod_row("chat-1", labels='{"team": "search"}', **owner),
         pod_row("chat-2", labels='{"team": "ads"}', node="m", **owner),
