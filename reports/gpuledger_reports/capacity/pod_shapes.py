@@ -2,7 +2,8 @@
 
 A share of a GPU has a size if the request states it in percent of the GPU's cores, as with HAMi and
 Koordinator. Other shares, such as replicas under their own resource name, and resource claims have
-no known size. Replicas that are named like whole GPUs count as whole GPUs.
+no known size here. Replicas that are named like whole GPUs count as whole GPUs. `waits` replaces
+both by the parts that pods held.
 """
 
 import re

@@ -5,6 +5,11 @@ pod is deleted. Pods that podwatch saw waiting are in `pending_pods`. Pods that 
 are only in `pods`, with the same times. Unmet demand is the GPUs of waiting pods, for any reason:
 quotas and scheduling gates also keep a workload from GPUs that it needs. Slurm jobs are not in the
 store; `slurm_jobs` reads them from a file.
+
+A request for GPUs may get time slices or MIG instances, and a renamed resource has no known size. A
+pod that later ran has the size that it held. A pod that did not run has the median size of pods
+with the same workload and shape. If none ran, pods with the same namespace and shape count, or
+those with the same cluster and shape. Without these, a request for GPUs is for whole GPUs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +21,7 @@ import orjson
 from gpuledger.store.views import with_namespaces
 from gpuledger_reports.capacity.allocations import PRICED, Terms
 from gpuledger_reports.capacity.pod_shapes import read_shape
+from gpuledger_reports.capacity.shares import create_held
 from gpuledger_reports.capacity.slurm_jobs import Job
 from gpuledger_reports.reading.times import HOUR_US, Window
 
@@ -50,6 +56,7 @@ placed AS (
         any_value(owner_name) AS owner_name, any_value(priority) AS priority,
         any_value(priority_class) AS priority_class, min(created_time) AS created_time,
         max(scheduled_time) AS scheduled_time, min(in_force_from) AS seen_time,
+        max(coalesce(ended_time, deleted_time, 'infinity')) FILTER (valid_to IS NULL) AS gone_time,
         list(DISTINCT {'container': container, 'requested': requested})
             FILTER (container IS NOT NULL AND requested IS NOT NULL) AS containers
     FROM pods GROUP BY ALL
@@ -70,7 +77,8 @@ lives AS (
         CASE WHEN placed.node IS NOT NULL THEN coalesce(scheduled_time,
             CASE WHEN waiting.pod_uid IS NOT NULL THEN coalesce(left_time, seen_time) END)
             END AS scheduled_time,
-        CASE WHEN placed.node IS NULL THEN left_time END AS given_up_time
+        CASE WHEN placed.node IS NULL THEN left_time END AS given_up_time,
+        placed.gone_time
     FROM waiting FULL JOIN placed USING (cluster, pod_uid)
     WHERE waiting.pod_uid IS NOT NULL OR placed.scheduled_time IS NOT NULL
     UNION ALL BY NAME
@@ -79,14 +87,15 @@ lives AS (
         to_timestamp(given_up) AS given_up_time
     FROM slurm_jobs
 )
-SELECT * EXCLUDE (scheduled_time, given_up_time),
+-- Pods that got a node before the window, and ran in it, show the sizes of others.
+SELECT * EXCLUDE (scheduled_time, given_up_time, gone_time),
     CASE WHEN scheduled_time < end_time THEN 'scheduled'
         WHEN given_up_time < end_time THEN 'never_scheduled' ELSE 'waiting' END AS state,
     greatest(created_time, least(coalesce(scheduled_time, given_up_time, end_time), end_time))
         AS until_time
 FROM lives, (SELECT make_timestamptz($end_us) AS end_time)
 WHERE requests IS NOT NULL AND created_time < end_time
-    AND coalesce(scheduled_time, given_up_time, end_time) >= make_timestamptz($begin_us)
+    AND coalesce(gone_time, scheduled_time, given_up_time, end_time) >= make_timestamptz($begin_us)
 """
 _SIZED: Final = """
 CREATE OR REPLACE TEMP TABLE waits AS
@@ -97,19 +106,35 @@ WITH largest_nodes AS (
         UNION ALL
         SELECT cluster, TRY((allocatable_resources ->> '$."nvidia.com/gpu"')::BIGINT) FROM nodes
     ) GROUP BY cluster
-)
-SELECT unsized_waits.*, shape, gpus, epoch(until_time - created_time) AS seconds,
+),
+found AS (
+    SELECT unsized_waits.*, shape, shapes.gpus AS requested_gpus,
+        CASE shape WHEN 'share' THEN requests::VARCHAR ELSE shape END AS size,
+        CASE WHEN pod IS NULL OR state <> 'scheduled' THEN NULL
+            WHEN shape LIKE '% GPU%' THEN least(requested_gpus, held_gpus)
+            WHEN shape = 'share' THEN coalesce(requested_gpus, held_gpus)
+            ELSE requested_gpus END AS got_gpus
+    FROM unsized_waits JOIN shapes USING (requests) LEFT JOIN held USING (cluster, pod_uid)
+),
+sized AS (SELECT * EXCLUDE (size, got_gpus), {gpus} AS gpus FROM found)
+SELECT sized.* EXCLUDE (requested_gpus), epoch(until_time - created_time) AS seconds,
     -- The part of the wait that lies in the window.
     greatest(created_time, make_timestamptz($begin_us)) AS from_time,
     gpus * epoch(until_time - from_time) / 3600 AS unmet_gpu_hours,
     -- Jobs may use several nodes.
-    pod IS NOT NULL AND node IS NULL AND coalesce(gpus > most_gpus, false) AS is_too_large
-FROM unsized_waits JOIN shapes USING (requests) LEFT JOIN largest_nodes USING (cluster)
+    pod IS NOT NULL AND node IS NULL AND coalesce(requested_gpus > most_gpus, false)
+        AS is_too_large
+FROM sized LEFT JOIN largest_nodes USING (cluster)
+WHERE until_time >= make_timestamptz($begin_us)
 """
 _TOO_LARGE: Final = """
 SELECT count(*), arg_max(namespace || '/' || pod || ' (' || shape || ')', unmet_gpu_hours)
 FROM waits WHERE is_too_large HAVING count(*) > 0
 """
+_GOT: Final = """coalesce(got_gpus, CASE WHEN pod IS NULL THEN requested_gpus END,
+    median(got_gpus) OVER (PARTITION BY cluster, namespace, owner_kind, owner_name, size),
+    median(got_gpus) OVER (PARTITION BY cluster, namespace, size),
+    median(got_gpus) OVER (PARTITION BY cluster, size), requested_gpus)"""
 _TENANTS: Final = """
 CREATE OR REPLACE TEMP TABLE tenants AS
 SELECT cluster, pod_uid, {since} AS since, to_json({{'cluster': cluster, 'namespace': namespace,
@@ -209,8 +234,12 @@ def create_waits(
     if found:
         shapes = [(requests, *read_shape(requests, fractions)) for (requests,) in found]
         connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
-    connection.execute(_SIZED, {"begin_us": window.begin_us})
-    connection.execute("DROP TABLE unsized_waits; DROP TABLE slurm_jobs")
+    create_held(connection, window)
+    # Without parts, every request is for whole GPUs.
+    has_parts = connection.execute("FROM held LIMIT 1").fetchone()
+    sized = _SIZED.format(gpus=_GOT if has_parts else "requested_gpus")
+    connection.execute(sized, {"begin_us": window.begin_us})
+    connection.execute("DROP TABLE unsized_waits; DROP TABLE slurm_jobs; DROP TABLE held")
 
 
 def notes_on_too_large(connection: duckdb.DuckDBPyConnection) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuledger.store.distributions import BUSY
 from gpuledger.store.views import create_views
 from gpuledger_reports.capacity.queue import REPORT
 from gpuledger_reports.capacity.report import Answer, Question
@@ -20,9 +21,11 @@ from gpuledger_reports.pricing.policy import BillPolicy, TeamRow
 from gpuledger_reports.reading.times import Window
 from tests.unit.reports.stores import (
     BEGIN_US,
+    HOUR_NS,
     HOUR_US,
     Row,
     Value,
+    allocated,
     inventory_row,
     namespace_row,
     pending_row,
@@ -45,10 +48,13 @@ def queue(
     begin: float = 0,
     hours: float = 10,
     namespaces: Sequence[Row] = (),
+    held: Sequence[Row] = (),
     policy: BillPolicy | None = None,
     **given: str,
 ) -> Answer:
-    uri = write_store(store, pending_pods=waiting, pods=placed, namespaces=namespaces)
+    uri = write_store(
+        store, pending_pods=waiting, pods=placed, namespaces=namespaces, usage_daily=held
+    )
     with duckdb.connect() as connection:
         create_views(connection, uri)
         return answer(connection, by=by, begin=begin, hours=hours, policy=policy, **given)
@@ -286,6 +292,108 @@ def test_waiting_gpus_are_rounded_and_unknown_only_if_a_pod_that_waits_has_no_si
         "claim": None,
         "1 GPU": 0,
     }
+
+
+def held_row(
+    pod: str, part: float, *, minutes: int = 600, hours: float = 10, **fields: Value
+) -> Row:
+    """Return the day in which a pod held a part of a GPU for some hours."""
+    about = dict.fromkeys(BUSY.columns, 0) | {"busy_minutes_0": 1, "busy_minutes_100": minutes - 1}
+    return allocated(0, pod, round(part * hours * HOUR_NS), **{**about, **fields})
+
+
+def test_pods_that_wait_for_time_slices_count_as_parts_of_gpus(tmp_path: Path) -> None:
+    """Two GPUs have four slices each; 16 pods request one, and half of them run."""
+    (row,) = queue(
+        tmp_path,
+        waiting=[pending_row(f"waits-{number}", created=1) for number in range(8)],
+        # They got their node before the time range.
+        placed=[placed_row(f"runs-{number}", created=-30, scheduled=-30) for number in range(8)],
+        held=[held_row(f"runs-{number}", 0.25, gpu=f"GPU-{number // 4}") for number in range(8)],
+    ).rows
+    assert (row["pods"], row["waiting"], row["waiting_gpus"]) == (8, 8, 2)
+    assert (row["unmet_gpus"], row["unmet_gpus_max"]) == (
+        pytest.approx(1.8, rel=0.01),
+        pytest.approx(2, rel=0.01),
+    )
+
+
+TWO = '{"nvidia.com/gpu":"2"}'
+RENAMED = '{"nvidia.com/gpu.shared":"1"}'
+MIG: dict[str, Value] = {"mig_profile": "1g.10gb", "compute_slices": 1, "gpu_compute_slices": 7}
+
+
+UNCOUNTED: dict[str, Value] = dict.fromkeys(BUSY.columns)
+REQUESTS: Sequence[tuple[str, list[Row], float | None]] = [
+    (GPU, [held_row("runs", 1)], 1),
+    (GPU, [], 1),
+    (GPU, [held_row("runs", 0.5)], 0.5),
+    # An earlier version of gpuledger did not count minutes.
+    (GPU, [held_row("runs", 0.5, **UNCOUNTED)], 1),
+    # Two slices of one GPU, and of two GPUs.
+    (TWO, [held_row("runs", 0.5)], 0.5),
+    (TWO, [held_row("runs", 0.25), held_row("runs", 0.25, gpu="GPU-b")], 0.5),
+    # All slices of the second GPU.
+    (TWO, [held_row("runs", 0.25), held_row("runs", 1, gpu="GPU-b")], 1.25),
+    (RENAMED, [held_row("runs", 0.5)], 0.5),
+    (RENAMED, [], None),
+    # The device plugin has a MIG instance for each `nvidia.com/gpu`.
+    (GPU, [held_row("runs", 1, gpu="MIG-a", **MIG)], 0.14),
+    # The first and the last of three minutes are partial.
+    (GPU, [held_row("runs", 1, minutes=3, hours=1.1 / 60)], 1),
+    (GPU, [held_row("runs", 0.25, minutes=3, hours=2 / 60)], 0.25),
+    # The request states the size.
+    ('{"nvidia.com/gpu":"1","nvidia.com/gpucores":"30"}', [held_row("runs", 0.5)], 0.3),
+]
+"""Requests, the usage of a pod that ran, and the GPUs of another one."""
+
+
+def test_a_pod_that_waits_counts_as_the_part_that_a_pod_with_its_request_held(
+    tmp_path: Path,
+) -> None:
+    waiting, placed, held = [], [], []
+    for number, (requested, rows, _) in enumerate(REQUESTS):
+        about: dict[str, Value] = {"cluster": f"c{number}", "requested": requested}
+        waiting.append(pending_row("waits", created=1, **about))
+        placed.append(placed_row("runs", created=1, scheduled=1, **about))
+        held += [{**row, "cluster": f"c{number}"} for row in rows]
+    found = queue(tmp_path, waiting=waiting, placed=placed, held=held, by=("cluster",))
+    assert {row["cluster"]: row["waiting_gpus"] for row in found.rows} == {
+        f"c{number}": gpus for number, (*_, gpus) in enumerate(REQUESTS)
+    }
+
+
+def test_the_pod_itself_counts_before_its_workload_its_namespace_and_its_cluster(
+    tmp_path: Path,
+) -> None:
+    def about(namespace: str, owner: str) -> dict[str, Value]:
+        return {"namespace": namespace, "owner_kind": "Job", "owner_name": owner}
+
+    parts = [("x", "a", 0.5), ("x", "b", 0.25), ("x", "b", 0.25), ("y", "c", 1), ("y", "c", 1)]
+    placed, held, waiting = [], [], []
+    for number, (namespace, owner, part) in enumerate(parts):
+        row = placed_row(f"p{number}", created=1, scheduled=2, **about(namespace, owner))
+        placed.append(row)
+        held.append(held_row(f"p{number}", part, allocated_namespace=namespace))
+    for namespace, owner in (("x", "a"), ("x", "new"), ("y", "new"), ("z", "new")):
+        waiting.append(pending_row(f"{namespace}-{owner}", created=2, **about(namespace, owner)))
+    found = queue(
+        tmp_path, waiting=waiting, placed=placed, held=held, by=("namespace", "workload"), hours=3
+    )
+    assert {
+        (row["namespace"], row["workload"][4:]): row["unmet_gpu_hours"] for row in found.rows
+    } == pytest.approx(
+        {
+            # One pod waited for an hour, and ran; another waits.
+            ("x", "a"): 0.5 + 0.5,
+            ("x", "b"): 0.25 + 0.25,
+            ("x", "new"): 0.25,
+            ("y", "c"): 2,
+            ("y", "new"): 1,
+            ("z", "new"): 0.5,
+        },
+        rel=0.01,
+    )
 
 
 def test_the_waits_of_a_real_cluster_are_reproduced(tmp_path: Path) -> None:
