@@ -20,6 +20,7 @@ from gpuledger_reports.capacity.report import (
     Option,
     Question,
     Report,
+    Row,
     one_of,
     plain_cell,
     split_items,
@@ -34,6 +35,7 @@ _DAYS: Final = (28, 14, 7)
 """The default horizons, the best first."""
 _FULL_TOLERANCE_GPUS: Final = 0.01
 """Number of free GPUs up to which a group still counts as full."""
+_RANKED: Final = ("full_days_p50", "full_days_p10")
 _RELIABLE_COVERAGE: Final = 0.5
 """Coverage of the 80 % band below which a note warns. Past bands had less history than this one."""
 COLUMNS: Final[Mapping[str, str]] = {
@@ -213,6 +215,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         )
         for group in question.each(groups)
     ]
+    rows.sort(key=_rank)
     if not is_included:
         rows = [{**row, "waiting": None} for row in rows]
     unplaced = sum(
@@ -231,6 +234,12 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         )
     notes += [f"{note} Demand does not include them." for note in too_large]
     return Answer(rows=rows, notes=notes, is_found=is_found)
+
+
+def _rank(row: Row) -> tuple[Any, ...]:
+    """Return the sort key of rows: those full first, then those full later, then unknown ones."""
+    full = [math.inf if row[name] is None else row[name] for name in _RANKED]
+    return (row["method"] is None, *full, -row["gpus"])
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
@@ -256,6 +265,7 @@ REPORT: Final = Report(
         " trend of eight weeks; `seasonal_naive` is the last week. Expected demand and bands are"
         " means over the last seven days of the horizon. `Full in days` is when demand reaches the"
         " number of GPUs in the last day: for P10, one in ten possible futures is full by then."
+        " The group that is full first comes first."
         " `Error` is the mean absolute error of past forecasts in GPUs, and `Coverage` the share of"
         " hours in past 80 % bands, in the same seven days. A group has no row without GPUs and"
         " demand in the last day."

@@ -223,3 +223,31 @@ def test_a_mistyped_request_is_not_demand_but_a_note_names_it(tmp_path: Path) ->
         "Pods that request more GPUs than any node has: 1, such as ns/mistyped (1000 GPUs)."
         " Demand does not include them."
     ) in answer.notes
+
+
+def test_the_group_that_is_full_first_is_first_and_a_short_history_last(tmp_path: Path) -> None:
+    """The larger a group is, the earlier it comes in the store's order."""
+    usage = []
+    for model, gpus, held, first in (
+        ("new", 5, 5, 30),
+        ("large", 4, 0, 0),
+        ("growing", 3, None, 0),
+        ("full", 1, 1, 0),
+        ("small", 2, 0, 0),
+    ):
+        for gpu in range(gpus):
+            for day in range(first, 40):
+                is_held = gpu < (day // 15 if held is None else held)
+                for hour in range(24 * day, 24 * day + 24):
+                    pod = "train" if is_held else None
+                    usage.append(allocated(hour, pod, gpu=f"{model}-{gpu}", model=model))
+    question = Question(
+        window=Window(BEGIN_US, BEGIN_US + 40 * 24 * HOUR_US),
+        by=("model",),
+        policy=BillPolicy(),
+        options=REPORT.parse_options({"horizon": "7d"}),
+    )
+    with duckdb.connect() as connection:
+        create_views(connection, write_store(tmp_path, usage_hourly=usage))
+        rows = REPORT.read(connection, question).rows
+    assert [row["model"] for row in rows] == ["full", "growing", "large", "small", "new"]
