@@ -1,12 +1,14 @@
 """The report `summary`: headlines of the other reports, and the most valuable actions.
 
-The summary runs each other report once, with the report's defaults. A headline is the sum, minimum
-or maximum of a column. An action is a row of a report, with the money that the action would have
-saved in the time range, or the value of the GPUs that waiting pods could have used.
+The summary runs each other report once, with the report's defaults. A headline is the sum or the
+minimum of a column, or its value in the most important row. An action is a row of a report, with
+the money that the action would have saved in the time range, or the value of the GPUs that waiting
+pods could have used.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import duckdb
@@ -34,6 +36,29 @@ _MONEY: Final = "money"
 """A placeholder for the currency of the prices."""
 
 
+Known = Sequence[tuple[Any, Row]]
+"""The rows of a report with a value in a column, with the value."""
+
+
+def _first(amounts: Iterable[Any]) -> Any:  # noqa: ANN401  # as the amounts
+    """Return the value of the most important row."""
+    return next(iter(amounts))
+
+
+def _largest(known: Known, names: Sequence[str]) -> str | None:
+    amount, row = max(known, key=itemgetter(0))
+    return f"{_number(amount)} in {_place(row, names)}" if amount else None
+
+
+def _horizon(known: Known, _: Sequence[str]) -> str:
+    gpus = sum(row["gpus"] for _, row in known)
+    return f"in {known[0][1]['horizon_days']} days; GPUs: {_number(gpus)}"
+
+
+def _place(row: Row, names: Sequence[str]) -> str:
+    return ", ".join(str(row[name]) for name in names if row[name])
+
+
 class Headline(NamedTuple):
     """A number that is derived from a column of a report."""
 
@@ -41,13 +66,15 @@ class Headline(NamedTuple):
     text: str
     unit: str = "GPUs"
     of: Callable[[Iterable[Any]], Any] = sum
-    """Derives the number from the known values of the column: `sum`, `min` or `max`."""
+    """Derives the number from the known values of the column: `sum`, `min` or `_first`."""
     unknown: str = "unknown"
     """The note if no row has a value."""
     within: tuple[str, str] | None = None
     """Columns with the band outside which a value is not reliable, and left out."""
     is_optional: bool = False
     """Whether a row without a value adds nothing; otherwise its value is unknown."""
+    about: Callable[[Known, Sequence[str]], str | None] | None = None
+    """Returns the note on a sum, given the names of the rows' dimensions."""
 
 
 HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
@@ -72,8 +99,8 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
     "queue": (
         Headline("waiting", "Waiting now", "pods"),
         Headline("waiting_gpus", "GPUs that they request"),
-        Headline("unmet_gpus", "Unmet demand, mean"),
-        Headline("wait_p95_seconds", "Longest p95 of waits", "seconds", max),
+        Headline("unmet_gpus", "Unmet demand, mean", about=_largest),
+        Headline("wait_p95_seconds", "p95 of waits, largest unmet demand", "seconds", _first),
     ),
     "forecast": (
         Headline(
@@ -81,6 +108,7 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
             "Expected demand",
             unknown="unknown or unreliable",
             within=("low_80", "high_80"),
+            about=_horizon,
         ),
         Headline("full_days_p50", "First group full, P50", "days", min, "not within the horizon"),
     ),
@@ -258,7 +286,9 @@ def _headlines(
     if not (found.rows and found.is_found):
         yield nothing | {"headline": report.codes[1]}
         return
-    for column, text, unit, of, unknown, within, is_optional in HEADLINES.get(report.name, ()):
+    names = report.default_by.split(",")
+    for headline in HEADLINES.get(report.name, ()):
+        column, text, unit, of, unknown, within, is_optional, explain = headline
         read = worth if unit == _MONEY else dict.__getitem__
         known = [
             (amount, row)
@@ -270,10 +300,12 @@ def _headlines(
         value = of(amount for amount, _ in known) if known else None
         about = None if known else unknown
         if known and of is not sum:
-            row = next(row for amount, row in known if amount == value)
-            about = ", ".join(str(row[name]) for name in report.default_by.split(",") if row[name])
-        elif known and not is_optional and (rest := len(found.rows) - len(known)):
-            about = f"{unknown} for {rest} of {len(found.rows)} rows, which are left out"
+            about = _place(next(row for amount, row in known if amount == value), names)
+        elif known:
+            rest = 0 if is_optional else len(found.rows) - len(known)
+            left_out = f"{unknown} for {rest} of {len(found.rows)} rows, which are left out"
+            notes = [explain and explain(known, names), left_out if rest else None]
+            about = "; ".join(filter(None, notes)) or None
         yield nothing | {
             "headline": text,
             "value": value and round(value, 2),
@@ -320,5 +352,9 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
     if row["unit"] == "seconds" and value is not None:
         row = {**row, "value": write_duration(round(value * 1000)), "unit": None}
     elif name == "value" and value is not None:
-        return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:.3g}"
+        return _number(value)
     return plain_cell(name, row)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:.3g}"

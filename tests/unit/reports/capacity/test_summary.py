@@ -64,17 +64,30 @@ def workload(name: str, cost: float) -> Row:
     }
 
 
-def test_headlines_are_sums_or_the_worst_group_by_name() -> None:
+def test_headlines_are_sums_with_the_largest_part_or_the_most_important_group_by_name() -> None:
     rows: list[Row] = [
-        {"namespace": "a", "workload": "x", "waiting": 2, "wait_p95_seconds": 60.0},
-        {"namespace": "b", "workload": None, "waiting": 3, "wait_p95_seconds": 3600.0},
-        {"namespace": "c", "workload": "z", "waiting": 0},
+        {"namespace": "b", "workload": None, "waiting": 3, "unmet_gpus": 9.876},
+        {"namespace": "a", "workload": "x", "waiting": 2, "unmet_gpus": 0.3},
+        {"namespace": "c", "workload": "z", "waiting": 0, "unmet_gpus": None},
     ]
-    found = {row["column"]: row for row in summary(report("queue", rows)).rows}
+    waits = (3600.0, 7200.0, 60.0)
+    with_waits = [row | {"wait_p95_seconds": p95} for row, p95 in zip(rows, waits, strict=True)]
+    found = {row["column"]: row for row in summary(report("queue", with_waits)).rows}
     assert (found["waiting"]["value"], found["waiting"]["about"]) == (5, None)
+    # The group with the largest unmet demand is first, and has no longest p95.
     assert (found["wait_p95_seconds"]["value"], found["wait_p95_seconds"]["about"]) == (3600, "b")
+    assert (found["unmet_gpus"]["value"], found["unmet_gpus"]["about"]) == (
+        10.18,
+        "9.88 in b; unknown for 1 of 3 rows, which are left out",
+    )
     # No row has this column, so it is unknown and not 0.
-    assert (found["unmet_gpus"]["value"], found["unmet_gpus"]["about"]) == (None, "unknown")
+    assert (found["waiting_gpus"]["value"], found["waiting_gpus"]["about"]) == (None, "unknown")
+    (nothing,) = [
+        row
+        for row in summary(report("queue", [rows[0] | {"unmet_gpus": 0.0}])).rows
+        if row["column"] == "unmet_gpus"
+    ]
+    assert (nothing["value"], nothing["about"]) == (0, None)
 
 
 def test_a_sum_states_how_many_rows_it_leaves_out() -> None:
@@ -90,9 +103,11 @@ def test_expected_demand_outside_its_band_is_left_out() -> None:
         {"expected": 5.0, "low_80": 1.0, "high_80": 4.0},
         {"expected": None, "low_80": None, "high_80": None},
     ]
+    rows = [{"gpus": 45.0, "horizon_days": 14} | row for row in rows]
+    known = "in 14 days; GPUs: 45"
     for of_rows, expected in (
-        (rows[:1], (1.0, None)),
-        (rows, (1.0, "unknown or unreliable for 2 of 3 rows, which are left out")),
+        (rows[:1], (1.0, known)),
+        (rows, (1.0, f"{known}; unknown or unreliable for 2 of 3 rows, which are left out")),
         (rows[1:], (None, "unknown or unreliable")),
     ):
         found = {row["column"]: row for row in summary(report("forecast", of_rows)).rows}
