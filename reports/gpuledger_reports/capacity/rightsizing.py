@@ -67,6 +67,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "risk_reasons": "",
     "saved_gpu_hours": "Saved GPU-h",
     "saved_cost": "Saved cost",
+    "saved_by_fewer_cost": "",
     "currency": "",
     "note": "Note",
 }
@@ -118,6 +119,8 @@ class Finding:
     workload: Workload
     load: Load | None
     change: Change | None = None
+    fewer: Change | None = None
+    """The change to fewer devices of the same kind."""
     note: str | None = None
     """The reason, if there is no change."""
     tried: Sequence[str] = ()
@@ -147,7 +150,12 @@ class Advisor:
             tried.append(_tried(target.device, problem, change, self._terms.currency))
         best = min(changes, key=lambda change: change.rank, default=None)
         return Finding(
-            workload=workload, load=load, change=best, note=None if best else _FITS, tried=tried
+            workload=workload,
+            load=load,
+            change=best,
+            fewer=next((each for each in changes if each.device == workload.device), None),
+            note=None if best else _FITS,
+            tried=tried,
         )
 
     def _targets(self, workload: Workload) -> Iterator[Target]:
@@ -290,6 +298,8 @@ def _row(finding: Finding, by: Sequence[str], currency: str) -> Row:
         if change.saved_cost is not None:
             cost = round(change.saved_cost, minor_digits(currency))
             found |= {"saved_cost": cost, "currency": currency}
+        if finding.fewer and finding.fewer.saved_cost is not None:
+            found["saved_by_fewer_cost"] = round(finding.fewer.saved_cost, minor_digits(currency))
     return found
 
 
@@ -374,7 +384,10 @@ REPORT: Final = Report(
         " 99 % of minutes, the workload needs at most 90 % of its memory, and in 95 % of minutes,"
         " at most 80 % of its utilization and bandwidth. The speeds of other models are from data"
         " sheets. `Risk` rates the change; `--explain` lists the risks and every device that was"
-        " considered. `Saved GPU-h` counts only GPUs of the present model. New labels of a node"
+        " considered. `Saved GPU-h` counts only GPUs of the present model. In files,"
+        " `saved_by_fewer_cost` is the part of the saving that fewer GPUs of the present model"
+        " bring. A MIG instance saves the rest only if other pods use the other instances."
+        " New labels of a node"
         " count from the next day on, in UTC. Workloads that fit,"
         " share GPUs, were never used or have too short a history have no recommendation."
     ),

@@ -55,6 +55,20 @@ def _horizon(known: Known, _: Sequence[str]) -> str:
     return f"in {known[0][1]['horizon_days']} days; GPUs: {_number(gpus)}"
 
 
+def _by_fewer(known: Known, _: Sequence[str]) -> str | None:
+    saved = sum(row["saved_by_fewer_cost"] or 0.0 for _, row in known)
+    return f"{_number(saved)} of it without GPUs that are never used" if saved else None
+
+
+def _of_instances(row: Row) -> str:
+    """Return which part of the saving depends on the use of a partitioned GPU's other parts."""
+    if row["recommended_mig_profile"] is None:
+        return ""
+    fewer = row["saved_by_fewer_cost"]
+    part = f"{_number(fewer)} of it without GPUs that are never used, the rest " if fewer else ""
+    return f"; {part}only if other pods use the other MIG instances"
+
+
 def _place(row: Row, names: Sequence[str]) -> str:
     return ", ".join(str(row[name]) for name in names if row[name])
 
@@ -93,7 +107,13 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
         Headline("reclaimed_60_cost", "Cost after 60 idle minutes", _MONEY),
     ),
     "rightsizing": (
-        Headline("saved_cost", "Saved by smaller or fewer GPUs", _MONEY, is_optional=True),
+        Headline(
+            "saved_cost",
+            "Saved by smaller or fewer GPUs",
+            _MONEY,
+            is_optional=True,
+            about=_by_fewer,
+        ),
     ),
     "fragmentation": (Headline("stranded_gpus", "Stranded, mean"),),
     "queue": (
@@ -139,6 +159,8 @@ class Advice(NamedTuple):
     """A column that has a value only if the row recommends the action."""
     at_most: str | None = None
     """A column that limits the saving."""
+    condition: Callable[[Row], str] = lambda _: ""
+    """Returns a note on the saving of a row."""
     is_always_shown: bool = False
     """Whether the action is shown in addition to those that save the most."""
 
@@ -155,6 +177,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "{saved_gpu_hours:,.0f} GPU-hours less; risk: {risk}",
         saved=("saved_cost",),
         reason="recommendation",
+        condition=_of_instances,
     ),
     "fragmentation": Advice(
         "Pack the pods of {place}",
@@ -340,7 +363,7 @@ def _actions(
                     "headline": advice.action.format_map(named),
                     "value": round(saved, digits) or None,
                     "unit": currency,
-                    "about": advice.evidence.format_map(named),
+                    "about": advice.evidence.format_map(named) + advice.condition(row),
                     "column": None,
                 },
                 advice.is_always_shown,

@@ -225,6 +225,15 @@ def test_gpus_that_no_pod_used_are_returned() -> None:
     assert (found["gpus"], found["used_gpus"], found["risk"]) == (2, 1, "low")
     assert found["recommendation"] == f"1 x {H100}"
     assert (found["saved_gpu_hours"], found["saved_cost"]) == (168.0, 672.0)
+    assert found["saved_by_fewer_cost"] == 672.0
+
+
+def test_the_saving_by_fewer_gpus_is_known_if_smaller_ones_save_more() -> None:
+    rows = week("chat", STEADY)
+    assert only(sized(rows))["saved_by_fewer_cost"] is None
+    found = only(sized([*rows, *week("chat", [None] * 1440, gpu="GPU-b")]))
+    assert found["recommendation"] == f"1 x {H100} 1g.10gb"
+    assert (found["saved_cost"], found["saved_by_fewer_cost"]) == (576.0 + 672.0, 672.0)
 
 
 def test_gpus_that_a_pod_had_one_after_another_are_one() -> None:

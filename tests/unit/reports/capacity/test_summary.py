@@ -114,11 +114,42 @@ def test_expected_demand_outside_its_band_is_left_out() -> None:
         assert (found["expected"]["value"], found["expected"]["about"]) == expected
 
 
+def changed(name: str, cost: float, *, fewer: float | None = None, mig: str | None = None) -> Row:
+    """Return a row of rightsizing."""
+    return {
+        "workload": name,
+        "recommendation": f"1 x {mig or 'L4'}",
+        "recommended_mig_profile": mig,
+        "saved_gpu_hours": 1.0,
+        "saved_cost": cost,
+        "saved_by_fewer_cost": fewer,
+        "risk": "low",
+    }
+
+
 def test_a_workload_without_a_recommendation_saves_nothing() -> None:
-    rows: list[Row] = [{"workload": "a", "saved_cost": 2.0}, {"workload": "b"}]
-    with_advice = [{"recommendation": None, "saved_gpu_hours": 0.0, "risk": None} | r for r in rows]
-    (found,) = summary(report("rightsizing", with_advice)).rows
+    rows = [changed("a", 2.0), {"workload": "b", "recommendation": None, "saved_cost": None}]
+    found, *_ = summary(report("rightsizing", rows)).rows
     assert (found["value"], found["about"]) == (2.0, None)
+
+
+def test_the_saving_by_an_instance_depends_on_the_use_of_the_others() -> None:
+    rows = [
+        changed("both", 3826.0, fewer=2232.0, mig="2g.20gb"),
+        changed("smaller", 300.0, mig="1g.10gb"),
+        changed("fewer", 40.0, fewer=40.0),
+    ]
+    found, *actions = summary(report("rightsizing", rows)).rows
+    assert (found["value"], found["about"]) == (
+        4166.0,
+        "2,272 of it without GPUs that are never used",
+    )
+    condition = "only if other pods use the other MIG instances"
+    assert [row["about"].removeprefix("1 GPU-hours less; risk: low") for row in actions] == [
+        f"; 2,232 of it without GPUs that are never used, the rest {condition}",
+        f"; {condition}",
+        "",
+    ]
 
 
 def test_a_report_that_found_nothing_has_one_headline_that_says_so() -> None:
