@@ -78,7 +78,7 @@ HEADLINES: Final[Mapping[str, Headlines]] = {
 }
 """The metrics that are made from each report."""
 _ROUNDING_GPUS: Final = 0.02
-"""More than the rounding of three means to 0.01 changes their difference."""
+"""Means may be rounded to 0.01."""
 _IS_ZERO: Final[Mapping[str, Callable[[Row], bool]]] = {
     "waste": lambda gpus: (
         gpus["mean_allocated"] == 0

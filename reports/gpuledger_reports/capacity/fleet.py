@@ -27,7 +27,7 @@ from gpuledger_reports.capacity.report import (
     Report,
     Row,
     one_of,
-    plain_cell,
+    rounded_cell,
 )
 from gpuledger_reports.reading.inventory import InventoryRow, Node, stays_of
 from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window, day_of, days_in
@@ -365,8 +365,8 @@ def _means(hours: Hours, window: Window) -> dict[str, float | None]:
     if "healthy" in hours:
         hours = hours | {"total": max(hours.get("total", 0.0), hours["healthy"])}
     return {
-        # Adding 0 makes a negative zero positive.
-        name: round(hours[name] / length, 2) + 0.0 if name in hours else None
+        # Sums of parts of hours differ by rounding errors. Adding 0 makes a negative zero positive.
+        name: round(hours[name] / length, 6) + 0.0 if name in hours else None
         for name in _AMOUNTS
     }
 
@@ -398,7 +398,7 @@ def _notes(rows: Iterable[Row]) -> Iterator[str]:
 def _cell(name: str, row: Mapping[str, Any]) -> str:
     if name == "fits_mig" and row[name]:
         return ", ".join(f"{count} {profile}" for profile, count in row[name].items())
-    return plain_cell(name, row)
+    return rounded_cell(name, row)
 
 
 REPORT: Final = Report(

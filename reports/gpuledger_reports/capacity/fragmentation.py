@@ -13,7 +13,14 @@ import duckdb
 from gpuledger_reports.capacity.demand import read_waiting
 from gpuledger_reports.capacity.node_states import Kind, NodeStates, find_instants, read_states
 from gpuledger_reports.capacity.packing import Measured, measure
-from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Answer, Question, Report, Row
+from gpuledger_reports.capacity.report import (
+    GPU_DIMENSIONS,
+    Answer,
+    Question,
+    Report,
+    Row,
+    rounded_cell,
+)
 from gpuledger_reports.capacity.unusable import CPU, MEMORY, WHOLE, Shape
 from gpuledger_reports.capacity.waits import notes_on_too_large
 from gpuledger_reports.reading.times import HOUR_US
@@ -67,7 +74,7 @@ class _Group:
     def row(self, unmet_gpus: float, instants: int) -> Row:
         """Return the means over all instants, with advice if packing would help."""
         means = {
-            name: None if name in self.unknown else round(total / instants, 2)
+            name: None if name in self.unknown else round(total / instants, 6)
             for name, total in self.sums.items()
         }
         stranded = (self.sums["unusable_gpus"] - self.sums["packed_gpus"]) / instants
@@ -75,8 +82,8 @@ class _Group:
         return {
             "instants": len(self.instants),
             **means,
-            "stranded_gpus": round(stranded, 2),
-            "unmet_gpus": round(unmet_gpus, 2),
+            "stranded_gpus": round(stranded, 6),
+            "unmet_gpus": round(unmet_gpus, 6),
             "advice": f"pack pods onto fewer nodes: {max(self.evidence)[1]}" if is_much else None,
         }
 
@@ -184,5 +191,6 @@ REPORT: Final = Report(
     counts=frozenset({"instants"}),
     dimensions=GPU_DIMENSIONS,
     default_by="pool",
+    cell=rounded_cell,
     read=_read,
 )

@@ -153,6 +153,12 @@ def plain_cell(name: str, row: Mapping[str, Any]) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
+def rounded_cell(name: str, row: Mapping[str, Any]) -> str:
+    """Format a value for the table, with at most two decimals."""
+    value = row[name]
+    return plain_cell(name, {name: round(value, 2) if isinstance(value, float) else value})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """A capacity report. Amounts are GPUs or GPU-hours, unless a column's name has another unit."""

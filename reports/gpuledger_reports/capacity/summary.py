@@ -6,7 +6,10 @@ the money that the action would have saved in the time range, or the value of th
 pods could have used.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -18,12 +21,14 @@ from gpuledger.time_ranges import write_duration
 from gpuledger_reports.capacity.report import (
     GPU_DIMENSIONS,
     Answer,
+    Key,
     Question,
     Report,
     Row,
     plain_cell,
 )
 from gpuledger_reports.pricing.money import minor_digits
+from gpuledger_reports.pricing.policy_file import days_of_change
 from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
 from gpuledger_reports.reading.times import HOUR_US, Window, day_of, days_in
 
@@ -53,6 +58,10 @@ def _largest(known: Known, names: Sequence[str]) -> str | None:
 def _horizon(known: Known, _: Sequence[str]) -> str:
     gpus = sum(row["gpus"] for _, row in known)
     return f"in {known[0][1]['horizon_days']} days; GPUs: {_number(gpus)}"
+
+
+def _idle(_: Known, __: Sequence[str]) -> str:
+    return "__idle__ on the bill, without cordoned GPUs"
 
 
 def _by_fewer(known: Known, _: Sequence[str]) -> str | None:
@@ -99,7 +108,7 @@ HEADLINES: Final[Mapping[str, tuple[Headline, ...]]] = {
         Headline("used", "Used"),
         Headline("mean_allocated", "Allocated, mean"),
         Headline("mean_used", "Used, mean"),
-        Headline("mean_free", "Cost of free GPUs", _MONEY),
+        Headline("mean_free", "Cost of free GPUs", _MONEY, about=_idle),
     ),
     "waste": (
         Headline("unused_gpu_hours", "Allocated and unused", "GPU-hours"),
@@ -181,8 +190,8 @@ ADVICE: Final[Mapping[str, Advice]] = {
     ),
     "fragmentation": Advice(
         "Pack the pods of {place}",
-        "usable capacity, not savings: {stranded_gpus:g} GPUs are stranded, and pods wait for"
-        " {unmet_gpus:g}; {advice}",
+        "usable capacity, not savings: {stranded_gpus:,.1f} GPUs are stranded, and pods wait"
+        " for {unmet_gpus:,.1f}; {advice}",
         saved=("stranded_gpus",),
         reason="advice",
         at_most="unmet_gpus",
@@ -247,13 +256,17 @@ def _read(
     reports: Sequence[Report], connection: duckdb.DuckDBPyConnection, question: Question
 ) -> Answer:
     book, currency = PriceBook(question.policy), question.policy.currency
+    changes = days_of_change(question.policy)
     headlines: list[Row] = []
     actions: list[_Action] = []
     for report in question.each(reports):
         advice = ADVICE.get(report.name)
         asked = report.default_question(question, by=PRICE_DIMENSIONS.get(report.name, ()))
-        worth = partial(_worth, book, asked.window)
+        worth: Callable[[Row, str], float | None] = partial(_worth, book, asked.window)
         found = report.read(connection, asked)
+        if report.name == "fleet" and changes.intersection(_days(asked.window)):
+            daily = replace(asked, options={**asked.options, "history": "day"})
+            worth = _cost_by_days(book, daily, report.read(connection, daily).rows)
         _drop_tables(connection)
         headlines += _headlines(report, found, currency, worth)
         if advice:
@@ -300,6 +313,32 @@ def _worth(book: PriceBook, window: Window, row: Row, name: str) -> float | None
     of_window = sum(rate.per_gpu_hour * (day.end_us - day.begin_us) for day, rate in rates)
     length_us = window.end_us - window.begin_us if name.endswith("_gpu_hours") else HOUR_US
     return float(amount) * float(of_window / length_us)
+
+
+def _days(window: Window) -> dict[date, Window]:
+    return {day_of(day.begin_us): day for day in days_in(window)}
+
+
+def _cost_by_days(
+    book: PriceBook, asked: Question, rows: Iterable[Row]
+) -> Callable[[Row, str], float | None]:
+    """Return a function for the cost of a group's free GPUs, with the prices of each day.
+
+    `rows` is the history of days. The cost is `None` if the GPUs have no price on one of them.
+    """
+    days = {str(day): window for day, window in _days(asked.window).items()}
+    costs = defaultdict[Key, list[float | None]](list)
+    for row in rows:
+        if row["free"] is not None:
+            key = tuple(row[name] for name in asked.by)
+            costs[key].append(_worth(book, days[row["day"]], row, "free"))
+
+    def cost(row: Row, name: str) -> float | None:
+        found = costs[tuple(row[name] for name in asked.by)]
+        known = [each for each in found if each is not None]
+        return sum(known) if row[name] is not None and len(known) == len(found) else None
+
+    return cost
 
 
 def _headlines(

@@ -195,7 +195,7 @@ def test_an_instance_is_its_part_of_the_gpu_and_fits_pods_of_its_profile(tmp_pat
     ]
     store = write_store(tmp_path, usage_hourly=usage, inventory=inventory("GPU-a"))
     (row,) = answer_of(store, hours=1).rows
-    assert amounts(row) == (1, 1, 1, 0.43, 0, 0.57)
+    assert amounts(row) == pytest.approx((1, 1, 1, 3 / 7, 0, 4 / 7), abs=1e-6)
     assert row["fits_mig"] == {"1g.10gb": 1, "2g.20gb": 1, "3g.40gb": 0}
     assert row["fits_1"] == 0
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 
@@ -9,7 +10,15 @@ import duckdb
 import pytest
 
 from gpuledger_reports.capacity.registry import REPORTS
-from gpuledger_reports.capacity.report import Answer, Option, Question, Report, Row, whole
+from gpuledger_reports.capacity.report import (
+    GPU_DIMENSIONS,
+    Answer,
+    Option,
+    Question,
+    Report,
+    Row,
+    whole,
+)
 from gpuledger_reports.capacity.summary import ADVICE, HEADLINES, PRICE_DIMENSIONS, summary_of
 from gpuledger_reports.pricing.policy import BillPolicy, Price
 from gpuledger_reports.reading.times import HOUR_US, Window
@@ -201,6 +210,13 @@ def test_hours_are_worth_the_price_of_their_gpus(name: str, row: Row, worth: flo
     assert bool(found.notes) == (worth is None)
 
 
+def test_the_evidence_of_packing_has_rounded_gpus() -> None:
+    place: Row = {"cluster": "prod", "pool": "h100", "model": "H100"}
+    row = place | {"stranded_gpus": 2.67907, "unmet_gpus": 1.78537, "advice": "pack"}
+    about = summary(report("fragmentation", [row])).rows[-1]["about"]
+    assert about.endswith("2.7 GPUs are stranded, and pods wait for 1.8; pack")
+
+
 def test_the_price_is_the_mean_over_the_window() -> None:
     """The window has 24 hours in each of the first four days, and 4 in the fifth."""
     prices = [
@@ -223,13 +239,36 @@ def test_free_gpus_cost_their_price_and_hours() -> None:
     assert (found["mean_free"]["value"], found["mean_free"]["unit"]) == (300, "EUR")
 
 
+def test_free_gpus_cost_the_price_of_each_day_as_on_bills() -> None:
+    """The first four days of the window are whole; the price changes after the second one."""
+    prices = [
+        Price(name="new", per_gpu_hour=Decimal(1), since=date(1970, 1, 3)),
+        Price(name="old", per_gpu_hour=Decimal(2)),
+    ]
+    place = dict.fromkeys(GPU_DIMENSIONS) | {"cluster": "prod", "model": "H100"}
+    free = {"1970-01-01": 4.0, "1970-01-02": 0.0, "1970-01-03": None, "1970-01-05": 3.0}
+    days: list[Row] = [{**place, "day": day, "free": gpus} for day, gpus in free.items()]
+    mean = report("fleet", [place | {"mean_free": 1.08}])
+
+    def read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
+        by_day = question.options.get("history") == "day"
+        return Answer(rows=days) if by_day else mean.read(connection, question)
+
+    found = summary(replace(mean, read=read), policy=BillPolicy(currency="EUR", prices=prices))
+    (row,) = [row for row in found.rows if row["column"] == "mean_free"]
+    assert row["value"] == 4 * 24 * 2 + 3 * 4 * 1
+
+
+BILL = "__idle__ on the bill, without cordoned GPUs"
+
+
 def test_free_gpus_without_a_price_are_unknown_and_not_free_of_charge() -> None:
     prices = [Price(name="h100", per_gpu_hour=Decimal(2), model="H100")]
     policy = BillPolicy(currency="EUR", prices=prices)
     place: Row = {"cluster": "prod", "pool": "p"}
     l4, h100 = (place | {"model": model, "mean_free": 1.5} for model in ("L4", "H100"))
     for rows, value, about in (
-        ([l4, h100], 300, "unknown for 1 of 2 rows, which are left out"),
+        ([l4, h100], 300, f"{BILL}; unknown for 1 of 2 rows, which are left out"),
         ([l4], None, "unknown"),
     ):
         found = {row["column"]: row for row in summary(report("fleet", rows), policy=policy).rows}
