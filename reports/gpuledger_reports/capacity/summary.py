@@ -230,15 +230,15 @@ def summary_of(reports: Iterable[Report]) -> Report:
     summarized = tuple(reports)
     return Report(
         name="summary",
-        summary="Show the headlines of all reports, and the three actions with the highest value.",
+        summary="Show headlines of all reports, the most valuable actions, and nodes to repair.",
         about=(
             "Now is the last hour of the time range. Means and sums cover the whole time range; the"
-            " forecast uses all complete usage. The value of an action is what it would have saved"
-            " in the time range. Packing frees no money; its value is that of the GPUs that waiting"
-            " pods could have used. GPUs without a price have no value. Only the best action for"
-            " each workload, pool or node is shown. Nodes that fail significantly more often than"
-            " others are also shown. Run the report in the first column to see all rows, and notes"
-            " on missing data."
+            " forecast uses all complete usage. The three actions with the highest value are shown,"
+            " one for each workload, pool or node, and repairs of all nodes that fail significantly"
+            " more often than others. Most values estimate the saving in the time range. Packing"
+            " frees no money; its value is that of the GPUs that waiting pods could have used. The"
+            " value of a repair is an upper bound. GPUs without a price have no value. Run the"
+            " report in the first column to see all rows, and notes on missing data."
         ),
         examples={"The last 30 days": "--prices prices.yaml"},
         columns=_COLUMNS,
