@@ -23,7 +23,7 @@ from gpuledger.store.views import create_views
 from gpuledger_cli.command import main
 from gpuledger_cli.demo.play import play
 from gpuledger_cli.demo.play_command import FLEET, check_play, price_file
-from gpuledger_reports.capacity import rightsizing, waste
+from gpuledger_reports.capacity import idle_time, rightsizing, waste
 from gpuledger_reports.capacity.report import Answer, Question, Report
 from gpuledger_reports.pricing.billing import Bill, BillMaker
 from gpuledger_reports.pricing.closing import refusals_of
@@ -216,7 +216,7 @@ def test_the_unused_notebook_is_the_first_waste_with_the_hours_of_the_plan(
     minutes = [pod.end - pod.start for pod in pods]
     hours = round(units * sum(minutes) / 60, 2)
     assert first["allocated_gpu_hours"] == first["unused_gpu_hours"] == hours
-    for limit in waste.LIMITS:
+    for limit in idle_time.LIMITS:
         reclaimed = units * sum(max(0, each - limit) for each in minutes) / 60
         assert first[f"reclaimed_{limit}_gpu_hours"] == pytest.approx(reclaimed, abs=0.0051)
     longest = max(pods, key=lambda pod: pod.end - pod.start)
