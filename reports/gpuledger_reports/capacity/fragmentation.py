@@ -51,9 +51,9 @@ class _Group:
     evidence: list[tuple[float, str]] = field(default_factory=list)
 
     def add(
-        self, kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int], instants: int
+        self, kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int], sampled: int
     ) -> None:
-        """Add a kind at each of its instants; `instants` is the number of all instants."""
+        """Add a kind at each of its instants; `sampled` is the number of instants with samples."""
         self.instants |= found.keys()
         for each in found.values():
             amounts = {
@@ -69,15 +69,15 @@ class _Group:
                 self.unknown.add("by_cpu_gpus")
             if each.free and not each.knows_memory:
                 self.unknown.add("by_memory_gpus")
-        self.evidence += _evidence(kind, found, mix, instants)
+        self.evidence += _evidence(kind, found, mix, sampled)
 
-    def row(self, unmet_gpus: float, instants: int) -> Row:
-        """Return the means over all instants, with advice if packing would help."""
+    def row(self, unmet_gpus: float, sampled: int) -> Row:
+        """Return the means over the instants with samples, with advice if packing would help."""
         means = {
-            name: None if name in self.unknown else round(total / instants, 6)
+            name: None if name in self.unknown else round(total / sampled, 6)
             for name, total in self.sums.items()
         }
-        stranded = (self.sums["unusable_gpus"] - self.sums["packed_gpus"]) / instants
+        stranded = (self.sums["unusable_gpus"] - self.sums["packed_gpus"]) / sampled
         is_much = stranded >= _ADVISED_GPUS
         return {
             "instants": len(self.instants),
@@ -89,13 +89,13 @@ class _Group:
 
 
 def _evidence(
-    kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int], instants: int
+    kind: Kind, found: Mapping[int, Measured], mix: Mapping[Shape, int], sampled: int
 ) -> Iterator[tuple[float, str]]:
     """Yield the gain of packing for each size of pod, with a sentence about this size."""
     sizes = Counter[Shape]()
     for shape, number in mix.items():
         sizes[Shape(shape.gpus, shape.share)] += number
-    unit = kind.fraction / instants
+    unit = kind.fraction / sampled
     free = sum(each.free for each in found.values()) * unit
     for size, number in sizes.items():
         part = number / sum(sizes.values())
@@ -117,8 +117,8 @@ def _amount(gpus: float) -> str:
 
 def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     states = read_states(connection, question)
-    # Every row, and `unmet_gpus`, is a mean over the same time: the instants at which any node has
-    # samples. A group without GPUs at an instant has 0 GPUs.
+    # Every row is a mean over the same instants: those at which any node has samples. A group
+    # without GPUs at an instant has 0 GPUs. `unmet_gpus` is a mean over the whole window.
     sampled = len({at for of_kind in states.nodes.values() for at in of_kind})
     groups: dict[tuple[str | None, ...], _Group] = defaultdict(_Group)
     measured: dict[Kind, dict[int, Measured]] = defaultdict(dict)
@@ -139,19 +139,22 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
         for key, group in groups.items()
     ]
     rows.sort(key=lambda row: (-row["stranded_gpus"], -row["gpus"]))
-    wanted = len(find_instants(question.window))
-    notes = [*_notes(states, rows, instants=wanted, sampled=sampled)]
+    requested = len(find_instants(question.window))
+    notes = [*_notes(states, rows, requested=requested, sampled=sampled)]
     notes += [f"{note} `Unmet GPUs` does not include them." for note in too_large]
     return Answer(rows=rows, notes=notes)
 
 
 def _notes(
-    states: NodeStates, rows: Sequence[Row], *, instants: int, sampled: int
+    states: NodeStates, rows: Sequence[Row], *, requested: int, sampled: int
 ) -> Iterator[str]:
-    yield f"Means over {sampled} instants of the time range."
-    if missing := instants - sampled:
+    yield (
+        f"Means over {sampled} instants of the time range. `Unmet GPUs` is the mean over the whole"
+        " time range."
+    )
+    if missing := requested - sampled:
         yield (
-            f"{missing} of {instants} instants have no usage with minutes: nodes had no"
+            f"{missing} of {requested} instants have no usage with minutes: nodes had no"
             " samples, or an earlier version of gpuledger summed up the hour."
         )
     if states.unknown_gpus:
@@ -172,12 +175,13 @@ REPORT: Final = Report(
         "`Unusable` is the free capacity that a pod cannot use, because its nodes lack GPUs, CPU or"
         " memory for the pod. It is a mean over all pods of the time range. `If packed` is the same"
         " after moving each running pod to the fullest node on which it fits. Their difference is"
-        " `Stranded`: 0 if packing gains nothing. `Unmet GPUs` is the mean number of GPUs for which"
-        " pods waited, as in the report `queue`. Pods of DaemonSets stay on their nodes. Cordoned"
-        " nodes, and parts of a partitioned GPU without a MIG instance, are excluded. Pods stay on"
-        " GPUs of their pool, model and MIG profile. A pod without a node counts for the GPUs that"
-        " other pods of its namespace used. `by CPU` and `by RAM` are empty if podwatch has not"
-        " published the requests of all pods and the sizes of all nodes."
+        " `Stranded`: 0 if packing gains nothing. `Unmet GPUs` is the mean over the whole time"
+        " range of the GPUs for which pods waited, as in the report `queue`. Pods of DaemonSets"
+        " stay on their nodes. Cordoned nodes, and parts of a partitioned GPU without a MIG"
+        " instance, are excluded. Pods stay on GPUs of their pool, model and MIG profile. A pod"
+        " without a node counts in each group whose GPUs its namespace used. `by CPU` and `by RAM`"
+        " are empty if podwatch has not published the requests of all pods and the sizes of all"
+        " nodes."
     ),
     examples={"By pool": "", "By cluster and model": "--by cluster,model"},
     columns=COLUMNS,

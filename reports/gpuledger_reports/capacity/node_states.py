@@ -27,6 +27,14 @@ _MINUTE: Final = 30
 _MAX_SHAPES: Final = 100
 """Maximum number of different shapes in a mix, the most frequent first."""
 _MINUTE_US: Final = 60_000_000
+_WHOLE_FROM: Final = 0.8
+"""Larger parts count as the whole GPU: the first and last minutes of a run may be partial."""
+_COMMON_MINUTES: Final = 2
+"""A part of a GPU is a share if other parts were allocated or free in more of the same minutes. A
+run that has the whole GPU may have its first and last minute in common with other runs."""
+_ROUNDING_PERCENT: Final = 0.2
+"""Added to a share before it is rounded down to whole percents. A share that is measured slightly
+too small thus keeps its size."""
 _HOLDER: Final = """cluster || ' ' || coalesce(allocated_pod_uid, 'job ' || allocated_job_id,
     allocated_namespace || '/' || allocated_pod)"""
 """Names are unique only in a cluster."""
@@ -71,9 +79,7 @@ _NEEDS: Final = """
     SELECT holder, requested_cpu_millicores, requested_memory_bytes, false FROM waiting_pods
 """
 # A share is the allocated time, divided by the minutes with an allocation. It is rounded down to
-# whole percents, so that equal shares fill a GPU. Above 80 %, it is the whole GPU, because the
-# first and last minutes of a run may be partial. It is a whole GPU, too, unless another part was
-# held or free in more than two of the same minutes.
+# whole percents, so that equal shares fill a GPU.
 _DEVICES: Final = """
     CREATE OR REPLACE TEMP TABLE devices AS
     WITH found AS (
@@ -90,8 +96,10 @@ _DEVICES: Final = """
         bit_count(minutes & bit_or(minutes) OVER (PARTITION BY hour, gpu_uuid
             ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING EXCLUDE CURRENT ROW)
         ) AS shared_minutes,
-        CASE WHEN part > 0.8 OR coalesce(shared_minutes, 0) <= 2 THEN {whole}
-            ELSE greatest(1, floor(100 * part + 0.2)) * {whole} // 100 END::BIGINT AS share
+        CASE WHEN part > {whole_from} OR coalesce(shared_minutes, 0) <= {common_minutes}
+            THEN {whole}
+            ELSE greatest(1, floor(100 * part + {rounding_percent})) * {whole} // 100
+            END::BIGINT AS share
     FROM found
 """
 _CORDONED_NODES: Final = """
@@ -109,7 +117,7 @@ _STATES: Final = """
     GROUP BY hour, cluster, node, node_pool, instance_type, zone, capacity_type, model, mig_profile,
         fraction, holder
 """
-_UNKNOWN: Final = "SELECT count(DISTINCT (hour, gpu_uuid)) FROM devices WHERE is_unknown"
+_UNKNOWN_GPUS: Final = "SELECT count(DISTINCT (hour, gpu_uuid)) FROM devices WHERE is_unknown"
 _ON_CORDONED: Final = """
     SELECT count(DISTINCT (hour, gpu_uuid)) FROM devices
     SEMI JOIN cordoned_nodes USING (cluster, node, hour) WHERE NOT is_unknown
@@ -235,7 +243,7 @@ def read_states(connection: duckdb.DuckDBPyConnection, question: Question) -> No
         found.gpus.update(gpus)
         if not is_free:
             found.pods.append(Pod(dict(zip(gpus, shares, strict=True)), *needs))
-    (unknown,), (cordoned,) = (*rows(_UNKNOWN), *rows(_ON_CORDONED))
+    (unknown,), (cordoned,) = (*rows(_UNKNOWN_GPUS), *rows(_ON_CORDONED))
     mixes = _mixes(rows(_MIX, **usage_limits(connection, question.window)), nodes)
     return NodeStates(
         nodes=nodes,
@@ -245,7 +253,7 @@ def read_states(connection: duckdb.DuckDBPyConnection, question: Question) -> No
     )
 
 
-def _sql_names(question: Question, hours: Sequence[int]) -> dict[str, str | int]:
+def _sql_names(question: Question, hours: Sequence[int]) -> dict[str, str | float]:
     """Return the parts of the SQL that depend on the question, and those that queries share."""
     begin, end = map(_sql_time, question.window)
     return {
@@ -254,6 +262,9 @@ def _sql_names(question: Question, hours: Sequence[int]) -> dict[str, str | int]
         "is_device": _IS_DEVICE,
         "holder": _HOLDER,
         "whole": WHOLE,
+        "whole_from": _WHOLE_FROM,
+        "common_minutes": _COMMON_MINUTES,
+        "rounding_percent": _ROUNDING_PERCENT,
         "minute": _MINUTE,
         "minute_us": _MINUTE_US,
         "hours": ", ".join(map(_sql_time, hours)),
