@@ -60,7 +60,6 @@ Texts = tuple[str, ...]
 Format = Literal["table", "json", "csv", "parquet"]
 app = App(
     name="capacity",
-    help="Plan capacity: the size of the fleet, its waste and its future demand.",
     help_format="plaintext",
 )
 
@@ -170,7 +169,7 @@ def _run(
             partial(answer, report, question, connection), interrupt=interrupt
         )
     if complete is None:
-        sys.stderr.write(f"gpuledger: {NO_HOURS} --store {shown_url(store)}\n")
+        sys.stderr.write(f"gpuledger: --store {shown_url(store)}: {NO_HOURS}\n")
     _write(report, question, found, format=format, output=output)
     return 0 if found.is_found else _NOTHING
 
@@ -250,7 +249,8 @@ def _print_table(report: Report, question: Question, found: Answer, file: TextIO
                 f"Columns that do not fit: {', '.join(headings[names[at]] for at in omitted)}."
                 " To see them, use --format csv, or append `| less -S`.\n"
             )
-    else:
+    elif not question.where:
+        # With a selection, a note states that it has no rows.
         nothing = report.codes[1]
         file.write(f"{nothing[:1].upper()}{nothing[1:]}.\n")
     file.writelines(f"{note}\n" for note in _notes(question, found))

@@ -68,7 +68,7 @@ _COMMANDS: Final = {
     ),
     "capacity": (
         "capacity:app",
-        "Plan capacity: what the fleet has, what is wasted and what it will need.",
+        "Plan capacity: the size of the fleet, its waste and its future demand.",
     ),
     "replay": (
         "replay.replay_command:app",

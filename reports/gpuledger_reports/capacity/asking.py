@@ -31,7 +31,7 @@ from gpuledger_reports.reading.times import HOUR_US, Window, time_text
 from gpuledger_reports.reading.usage_sums import StoreReadError
 
 _MAX_DIGITS: Final = 18
-WINDOW_FORMS: Final = f"{RANGE_FORMS}; a duration ends with complete usage"
+_WINDOW_FORMS: Final = RANGE_FORMS.replace("until now", "until the end of complete usage")
 NO_HOURS: Final = (
     "usage_hourly has no complete hour yet, because usage has not been summed up or its first hour"
     " has not ended; run `gpuledger store maintain`"
@@ -41,9 +41,9 @@ NO_HOURS: Final = (
 
 def options_of(report: Report) -> dict[str, Option]:
     """Return the options of a report's command by name."""
-    default = report.default_window
-    default = f"the last {default} of complete usage" if default else "all complete usage"
-    window = f"Time range, by default {default}. Range (UTC): {WINDOW_FORMS}."
+    days = report.default_window and report.default_window.removesuffix("d")
+    default = f"the last {days} days of complete usage" if days else "all complete usage"
+    window = f"Time range, by default {default}. Range (UTC): {_WINDOW_FORMS}."
     begin = "Start of the time range instead of --window, a whole hour"
     end = "End of the time range (exclusive), by default the end of complete usage"
     found = {
@@ -56,8 +56,8 @@ def options_of(report: Report) -> dict[str, Option]:
         by = f"Dimensions, separated by commas: {names}."
         found["by"] = Option(help=by, default=report.default_by)
     if report.dimensions:
-        keys = "dimensions" if report.has_by else names
-        where = f"Only rows with these values of {keys}: KEY=VALUE, separated by commas."
+        keys = "a dimension" if report.has_by else f"one of {names}"
+        where = f"Selects rows: KEY=VALUE, separated by commas; KEY is {keys}."
         found["where"] = Option(help=where, is_list=True)
         top = "Number of rows to show, the most important first"
         top += "; with --history, of each day." if "history" in report.options else "."
@@ -129,8 +129,7 @@ def ask(
 def answer(report: Report, question: Question, connection: duckdb.DuckDBPyConnection) -> Answer:
     """Return a report's answer, with at most `top` rows.
 
-    The report also groups by the dimensions of `where`. A row of the answer is therefore one of the
-    report's rows, and no sum has to be divided.
+    The report also groups by the dimensions of `where`, so selecting rows never splits a sum.
 
     Raises `StoreReadError` if reading fails, and DuckDB's error if memory runs out.
     """

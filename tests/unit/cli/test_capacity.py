@@ -172,7 +172,17 @@ def test_without_hourly_usage_the_report_is_empty_and_a_hint_names_the_command(
     assert main(["capacity", "fleet", "--store", empty]) == 4
     shown = capsys.readouterr()
     assert "The store has no GPUs in the time range." in shown.out
+    assert f"gpuledger: --store {empty}: usage_hourly has no complete hour yet" in shown.err
     assert "gpuledger store maintain" in shown.err
+
+
+def test_a_selection_without_rows_does_not_claim_that_the_report_has_none(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capacity", "fleet", "--store", store, "--where", "pool=x"]) == 4
+    shown = capsys.readouterr().out
+    assert "No row has pool=x." in shown
+    assert "The store has no GPUs" not in shown
 
 
 def test_control_characters_do_not_reach_a_terminal(
