@@ -74,7 +74,7 @@ _GPUS: Final = f"""(
     FROM {USAGE} WHERE category = 'idle' GROUP BY ALL
 )"""  # noqa: S608  # no user's text
 """Each GPU, with the time of its last row."""
-_SQL: Final = f"""
+_GPUS_WITH_GROUPS: Final = f"""
 SELECT {{columns}}, cluster, node, gpu, model, gpu_hours, unresponsive_hours
 FROM {with_nodes(_GPUS)}
 """  # noqa: S608  # no user's text
@@ -168,14 +168,9 @@ class _Table:
         losses.interrupted += interrupted
         self.failures[model, self.cause_of(key)] += 1
 
-    def without_failures(self) -> int:
-        """Return the number of groups of GPUs without any failure or unresponsive time."""
-        failed = {
-            self.with_cause(key, None)
-            for key, losses in self.losses.items()
-            if losses.causes or losses.unresponsive
-        }
-        return len(self.hours.keys() - failed)
+    def without_losses(self) -> int:
+        """Return the number of groups of GPUs without a row."""
+        return len(self.hours.keys() - {self.with_cause(key, None) for key in self.losses})
 
     def rows(self, window_hours: float) -> list[Row]:
         """Return the rows, the most important first."""
@@ -256,9 +251,10 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
             " are not included."
         )
     rows = table.rows((window.end_us - window.begin_us) / HOUR_US)
-    if rows and (without := table.without_failures()):
+    if rows and (without := table.without_losses()):
         notes.append(
-            f"{without} of {len(table.hours)} groups of GPUs neither failed nor were unresponsive."
+            f"Groups of GPUs without failures or lost time are not shown: {without} of"
+            f" {len(table.hours)}."
         )
     return Answer(rows=rows, notes=notes)
 
@@ -270,7 +266,7 @@ def _read_gpus(
     columns = ", ".join(f"{_DIMENSIONS[name]} AS {name}_" for name in question.by)
     table, gpus = _Table(question.by), dict[Gpu, tuple[Key, str | None]]()
     for *key, cluster, node, gpu, model, hours, unresponsive in connection.execute(
-        _SQL.format(columns=columns), usage_limits(connection, question.window)
+        _GPUS_WITH_GROUPS.format(columns=columns), usage_limits(connection, question.window)
     ).fetchall():
         gpus[cluster, node, gpu] = (tuple(key), model)
         table.hours[tuple(key)][model] += hours or 0.0
@@ -374,20 +370,20 @@ REPORT: Final = Report(
     summary="Show how often GPUs fail, and how many GPU-hours failures cost.",
     about=(
         "A failure is a critical incident, or an XID 94, whether the GPU is in use or not."
-        " Incidents of one GPU belong to one failure until an hour passes without another."
-        " `Per GPU-year` has an exact 95 % Poisson confidence interval. `Expected` is the number of"
+        " Incidents of one GPU belong to one failure until an hour passes without another. `Per"
+        " GPU-year` has an exact 95 % Poisson confidence interval. `Expected` is the number of"
         " failures at the mean rate of the model, including the failures of this row. Rows that"
         " fail significantly more often come first, with a note; the test corrects for the number"
-        " of groups. A note counts the groups without failures. `Lost GPU-hours` are time"
-        " in which a GPU did not respond, and up to a day after a failure in which it was allocated"
-        " but not used again. They include `Cordoned`: time in which a GPU was free on a cordoned"
-        " node, because of a failure or not. `Interrupted` are GPU-hours of runs"
-        " that ended within ten minutes after a failure; the work since their last checkpoint is"
-        " lost. Pods of Deployments, ReplicaSets, StatefulSets and DaemonSets, and Slurm jobs, are"
-        " not included. The values of `cause` are `ecc`, `lost` (XID 79, or no response), `xid`,"
-        " `other` and `cordoned`. A failure has the first cause that applies; time without a"
-        " response always counts as `lost`. The report does not detect taints, or failures and"
-        " cordons in hours without samples."
+        " of groups. A note counts the groups without failures or lost time. `Lost GPU-hours` count"
+        " the time in which a GPU did not respond, and up to a day after a failure in which it was"
+        " allocated but not used again. They include `Cordoned`: time in which a GPU was free on a"
+        " node that was cordoned for any reason. `Interrupted` are GPU-hours of runs that ended"
+        " within ten minutes after a failure; the work since their last checkpoint is lost. Pods of"
+        " Deployments, ReplicaSets, StatefulSets and DaemonSets, and Slurm jobs, are not included."
+        " The values of `cause` are `ecc`, `lost` (XID 79, or no response), `xid`, `other` and"
+        " `cordoned`. A failure has the first cause that applies; time without a response always"
+        " counts as `lost`. The report does not detect taints, or failures and cordons in hours"
+        " without samples."
     ),
     examples={
         "The last 30 days, by model and node": "",
