@@ -14,8 +14,8 @@ value, from which the methods learn, but no error.
 
 The bands come from the errors of the backtest by adaptive conformal inference (Gibbs and Candès,
 2021). The band of the n-th day ahead lies between two quantiles of the errors n days ahead. At
-first, the share of errors outside these quantiles is the nominal one. If more errors of a day are
-outside, the share shrinks, so the band widens; if fewer are outside, the share grows.
+first, the share of errors outside these quantiles is 1 minus the nominal coverage. If more errors
+of a day are outside, the share shrinks, so the band widens; if fewer are outside, the share grows.
 
 The errors of one past forecast belong together: a demand that has grown stays higher for the rest
 of the horizon. The time until a capacity is exceeded is therefore found on whole paths: the
@@ -55,7 +55,7 @@ traces (tests/data/traces)."""
 
 Method = Callable[[Sequence[float], int], list[float]]
 _Limits = tuple[float, float]
-_UNKNOWN: Final = (-math.inf, math.inf)
+_NO_LIMITS: Final = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ class _AdaptiveLimits:
     def find(self) -> _Limits:
         """Return the limits, which are infinite until errors are known."""
         if not self._known:
-            return _UNKNOWN
+            return _NO_LIMITS
         count = len(self._known)
         above = min(count, math.ceil((count + 1) * (1.0 - self._outside / 2)))
         below = max(1, math.floor((count + 1) * self._outside / 2))
@@ -289,7 +289,7 @@ class _AdaptiveLimits:
 
     def learn(self, errors: list[float], limits: _Limits) -> None:
         """Add a day's errors, and adapt the share outside to how many its limits covered."""
-        if limits != _UNKNOWN:
+        if limits != _NO_LIMITS:
             covered = sum(limits[0] <= error <= limits[1] for error in errors) / len(errors)
             self.covered.append(covered)
             self._outside = min(1.0, max(0.0, self._outside + _STEP * (covered - self._nominal)))

@@ -100,7 +100,7 @@ def find_outlook(
         notes.append(f"too short a history; {-(-needed // DAY)} days are needed")
     if demand.filled_hours:
         notes.append(
-            f"{counted(demand.filled_hours, 'hour')} without samples of over 10 % of the GPUs"
+            f"{counted(demand.filled_hours, 'hour')} in which over 10 % of the GPUs had no samples"
         )
     if unknown := hours - known - demand.filled_hours:
         notes.append(f"{counted(unknown, 'hour')} of unknown allocation")
@@ -267,8 +267,8 @@ REPORT: Final = Report(
         " number of GPUs in the last day: for P10, one in ten possible futures is full by then."
         " The group that is full first comes first."
         " `Error` is the mean absolute error of past forecasts in GPUs, and `Coverage` the share of"
-        " hours in past 80 % bands, in the same seven days. A group has no row without GPUs and"
-        " demand in the last day."
+        " hours in past 80 % bands, in the same seven days. Groups with neither GPUs nor demand in"
+        " the last day are omitted."
     ),
     examples={
         "The next weeks, by model": "",
@@ -291,8 +291,8 @@ REPORT: Final = Report(
     default_window=None,
     options={
         "horizon": Option(
-            help="How far to forecast: at most a third of the history, and 27 days less. The"
-            " default is 28d, 14d or 7d. Duration: 7d or 2w.",
+            help="Horizon, by default 28d, 14d or 7d. The history must be three times as long and"
+            " at least 27 days longer. Duration: 7d or 2w.",
             parse=whole(maximum=366),
         ),
         "added": Option(

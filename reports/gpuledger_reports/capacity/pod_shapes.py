@@ -42,7 +42,7 @@ class Request(NamedTuple):
     """In whole GPUs; `None` if the size is unknown."""
 
 
-_UNKNOWN: Final = Request("unknown", None)
+_UNKNOWN_REQUEST: Final = Request("unknown", None)
 
 
 def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Request:
@@ -58,9 +58,9 @@ def read_shape(requests: Iterable[str], fractions: Mapping[str, float]) -> Reque
             amounts.update({name: int(amount) for name, amount in orjson.loads(request).items()})
     except (AttributeError, TypeError, ValueError):
         # Not a whole number, such as `1k`, or not an object of numbers.
-        return _UNKNOWN
+        return _UNKNOWN_REQUEST
     found = _shape(amounts, fractions)
-    return found if (found.gpus or 0) <= _MAX_GPUS else _UNKNOWN
+    return found if (found.gpus or 0) <= _MAX_GPUS else _UNKNOWN_REQUEST
 
 
 def _shape(amounts: Mapping[str, int], fractions: Mapping[str, float]) -> Request:

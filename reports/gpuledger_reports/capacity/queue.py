@@ -63,7 +63,7 @@ _DIMENSIONS: Final[Mapping[str, str]] = {
     "account": "account",
     "reason": "reason",
 }
-_SQL: Final = """
+_GROUPED: Final = """
 SELECT {columns}, count(*) AS pods,
     count(*) FILTER (state = 'waiting') AS waiting,
     sum(gpus) FILTER (state = 'waiting') AS waiting_gpus,
@@ -117,7 +117,7 @@ def _groups(
     highest = {tuple(key): gpus for *key, gpus in connection.execute(hourly).fetchall()}
     groups = []
     for found in connection.execute(
-        _SQL.format(columns=", ".join(columns), waits=waits)
+        _GROUPED.format(columns=", ".join(columns), waits=waits)
     ).fetchall():
         key, amounts, longest = found[: len(columns)], found[len(columns) : -1], found[-1]
         hours = (days[key[-1]].end_us - days[key[-1]].begin_us) / HOUR_US
@@ -177,19 +177,18 @@ REPORT: Final = Report(
     name="queue",
     summary="Show how long pods waited for GPUs, and the demand that was not met.",
     about=(
-        "A wait lasts from a pod's creation until a scheduler assigns it to a node. The report"
-        " counts each pod once that requested GPUs and waited during the time range. Pods that"
-        " still wait count with their wait so far. Pods that were deleted while they waited count"
-        " only in `Never scheduled` and in the unmet demand. `Unmet GPU-hours` are the requested"
-        " GPUs, multiplied by the part of the wait in the time range, for any reason; `Unmet GPUs`"
-        " is their mean per hour. A request that may get time slices or MIG instances counts as the"
-        " parts of GPUs that the pod later held, or that pods like it held. `Reasons` counts pods"
-        " by the scheduler's reason that lasted"
-        " longest, with scheduling gates, such as Kueue's. `--by queue` groups by the queue of"
-        " Kueue, Volcano, KAI Scheduler or slurm-bridge; it is unknown for pods that got a node"
-        " immediately."
-        " Rules of teams that depend on the GPU or node do not match. For pods that got a node"
-        " immediately, GPUs of init containers are added to those of the other containers."
+        "A wait lasts from a pod's creation until a scheduler assigns it to a node. Each pod that"
+        " requested GPUs and waited during the time range counts once. Pods that still wait count"
+        " with their wait so far. Pods that were deleted while they waited count only in `Never"
+        " scheduled` and in the unmet demand. `Unmet GPU-hours` are requested GPUs times the hours"
+        " waited in the time range, whatever the reason; `Unmet GPUs` is their mean per hour. A"
+        " request that may get time slices or MIG instances counts as the parts of GPUs that the"
+        " pod later held, or that pods like it held. `Reasons` counts pods by their longest-lasting"
+        " reason. Scheduling gates, such as Kueue's, are appended. `--by queue` groups by the queue"
+        " of Kueue, Volcano, KAI Scheduler or slurm-bridge; it is unknown for pods that got a node"
+        " immediately. Rules of teams that depend on the GPU or node do not match. For pods that"
+        " got a node immediately, GPUs of init containers are added to those of the other"
+        " containers."
     ),
     examples={
         "The last 30 days, by namespace and shape": "",

@@ -166,7 +166,7 @@ def test_a_history_of_mostly_unknown_hours_is_not_forecast() -> None:
     )
     assert found["note"] == (
         "too short a history; 34 days are needed;"
-        " 1392 hours without samples of over 10 % of the GPUs"
+        " 1392 hours in which over 10 % of the GPUs had no samples"
     )
     assert found["method"] is found["error"] is found["full_days_p50"] is None
 
