@@ -98,7 +98,7 @@ _SUMS: Final = """(
         cluster, node, model, allocated, 0, present, present
     FROM filled
 )"""
-_SQL: Final = """
+_HOURLY_DEMAND: Final = """
     SELECT epoch(time)::BIGINT // 3600 AS hour_number, {columns},
         sum(allocated), sum(unknown), sum(present), sum(filled)
     FROM {sums} GROUP BY ALL ORDER BY hour_number
@@ -111,7 +111,7 @@ Hour = tuple[int, Key, float, float, float, float]
 """Hour since the epoch, group, and its allocated, unknown, present and filled GPUs."""
 _DAY: Final = 24
 _KNOWN_GPUS: Final = 0.9
-"""The share of its GPUs that must be known in a known hour."""
+"""Minimum share of GPUs with known allocation for an hour to count as known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,8 @@ class Demand:
     gpus: float
     """The mean number of GPUs in the last day; hours before the first one do not count."""
     filled_hours: int
-    """Hours without samples of some GPUs, filled with the demand of the previous hour."""
+    """Hours in which over 10 % of the GPUs had no samples. They have the demand of the last known
+    hour."""
     unknown_hours: float
     """GPU-hours whose allocation is unknown."""
     known: tuple[bool, ...]
@@ -147,7 +148,7 @@ def read_demand(
     """
     columns = [GPU_DIMENSIONS[name] for name in by]
     sums = _SUMS if {*columns} <= {*_OF_DEVICES} else with_nodes(_SUMS)
-    sql = _SQL.format(columns=", ".join(columns), sums=sums)
+    sql = _HOURLY_DEMAND.format(columns=", ".join(columns), sums=sums)
     rows = connection.execute(sql, window._asdict()).fetchall()
     return find_demand(((row[0], tuple(row[1:-4]), *row[-4:]) for row in rows), waiting)
 

@@ -35,7 +35,7 @@ _JOBS_AT_ONCE: Final = 10_000
 """DuckDB needs 6 KB for each job while it reads the JSON."""
 _WAITS: Final = """
 CREATE OR REPLACE TEMP TABLE unsized_waits AS
--- A Slurm job has no `pod`, and its id is the `pod_uid`.
+-- The longest-lasting reason of each pod.
 WITH reasons AS (
     SELECT cluster, pod_uid, arg_max(reason, seconds) AS reason FROM (
         SELECT cluster, pod_uid,
@@ -46,10 +46,12 @@ WITH reasons AS (
         FROM pending_pods GROUP BY ALL
     ) GROUP BY ALL
 ),
+-- The pods that podwatch saw waiting.
 waiting AS (
     SELECT DISTINCT ON (cluster, pod_uid) * EXCLUDE (reason), reasons.reason
     FROM pending_pods JOIN reasons USING (cluster, pod_uid) WHERE valid_to IS NULL
 ),
+-- The pods that got a node, with their containers.
 placed AS (
     SELECT cluster, pod_uid, any_value(node) AS node, any_value(namespace) AS namespace,
         any_value(pod) AS pod, any_value(owner_kind) AS owner_kind,
@@ -61,6 +63,7 @@ placed AS (
             FILTER (container IS NOT NULL AND requested IS NOT NULL) AS containers
     FROM pods GROUP BY ALL
 ),
+-- All pods and Slurm jobs, with the end of their wait.
 lives AS (
     SELECT cluster, pod_uid, placed.node,
         coalesce(waiting.namespace, placed.namespace) AS namespace,
@@ -82,6 +85,7 @@ lives AS (
     FROM waiting FULL JOIN placed USING (cluster, pod_uid)
     WHERE waiting.pod_uid IS NOT NULL OR placed.scheduled_time IS NOT NULL
     UNION ALL BY NAME
+    -- A Slurm job has no `pod`, and its id is the `pod_uid`.
     SELECT * EXCLUDE (requested, created, scheduled, given_up), [requested] AS requests,
         to_timestamp(created) AS created_time, to_timestamp(scheduled) AS scheduled_time,
         to_timestamp(given_up) AS given_up_time
