@@ -95,7 +95,7 @@ class Headline(NamedTuple):
     within: tuple[str, str] | None = None
     """Columns with the band outside which a value is not reliable, and left out."""
     is_optional: bool = False
-    """Whether a row without a value adds nothing; otherwise its value is unknown."""
+    """Whether a missing value counts as 0 instead of unknown."""
     about: Callable[[Known, Sequence[str]], str | None] | None = None
     """Returns the note on a sum, given the names of the rows' dimensions."""
 
@@ -162,16 +162,16 @@ class Advice(NamedTuple):
     action: str
     """A template with columns of the row and `place`, such as a workload or node."""
     evidence: str
-    saved: tuple[str, ...]
-    """Columns whose sum is the saving: `…_cost`, `…_gpu_hours`, or a mean number of GPUs."""
+    value: tuple[str, ...]
+    """Columns whose sum is the value: `…_cost`, `…_gpu_hours`, or a mean number of GPUs."""
     reason: str | None = None
     """A column that has a value only if the row recommends the action."""
     at_most: str | None = None
-    """A column that limits the saving."""
+    """A column that limits the value."""
     condition: Callable[[Row], str] = lambda _: ""
-    """Returns a note on the saving of a row."""
+    """Returns a note on the value of a row."""
     is_always_shown: bool = False
-    """Whether the action is shown in addition to those that save the most."""
+    """Whether the action is shown in addition to those with the highest value."""
 
 
 ADVICE: Final[Mapping[str, Advice]] = {
@@ -179,12 +179,12 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "Stop {place} when it is idle",
         "{reclaimed_60_gpu_hours:,.0f} GPU-hours after 60 idle minutes; idle for up to"
         " {longest_idle_hours:,.0f} hours",
-        saved=("reclaimed_60_cost",),
+        value=("reclaimed_60_cost",),
     ),
     "rightsizing": Advice(
         "Give {place} {recommendation}",
         "{saved_gpu_hours:,.0f} GPU-hours less; risk: {risk}",
-        saved=("saved_cost",),
+        value=("saved_cost",),
         reason="recommendation",
         condition=_of_instances,
     ),
@@ -192,14 +192,14 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "Pack the pods of {place}",
         "usable capacity, not savings: {stranded_gpus:,.1f} GPUs are stranded, and pods wait"
         " for {unmet_gpus:,.1f}; {advice}",
-        saved=("stranded_gpus",),
+        value=("stranded_gpus",),
         reason="advice",
         at_most="unmet_gpus",
     ),
     "faults": Advice(
         "Repair {place}",
         "up to this value, if interrupted runs lost all their work; {note}",
-        saved=("lost_gpu_hours", "interrupted_gpu_hours"),
+        value=("lost_gpu_hours", "interrupted_gpu_hours"),
         reason="note",
         is_always_shown=True,
     ),
@@ -217,7 +217,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
 
 
 class _Action(NamedTuple):
-    saved: float
+    value: float
     """In money."""
     place: tuple[Any, ...]
     """Each place is listed once, with its best action."""
@@ -236,9 +236,9 @@ def summary_of(reports: Iterable[Report]) -> Report:
             " forecast uses all complete usage. The three actions with the highest value are shown,"
             " one for each workload, pool or node, and repairs of all nodes that fail significantly"
             " more often than others. Most values estimate the saving in the time range. Packing"
-            " frees no money; its value is that of the GPUs that waiting pods could have used. The"
-            " value of a repair is an upper bound. GPUs without a price have no value. Run the"
-            " report in the first column to see all rows, and notes on missing data."
+            " does not cut cost; its value is the price of the GPUs that waiting pods could have"
+            " used. The value of a repair is an upper bound. GPUs without a price have no value."
+            " Run the report in the first column to see all rows, and notes on missing data."
         ),
         examples={"The last 30 days": "--prices prices.yaml"},
         columns=_COLUMNS,
@@ -247,6 +247,7 @@ def summary_of(reports: Iterable[Report]) -> Report:
         dimensions={},
         default_by="",
         has_money=True,
+        codes=("at least one report found something", "no report found anything"),
         cell=_cell,
         read=lambda connection, question: _read(summarized, connection, question),
     )
@@ -272,7 +273,7 @@ def _read(
         if advice:
             actions += _actions(report.name, advice, found.rows, currency, worth)
     best: dict[tuple[Any, ...], _Action] = {}
-    for action in sorted(actions, key=lambda each: -each.saved):
+    for action in sorted(actions, key=lambda each: -each.value):
         best.setdefault(action.place, action)
     others = [action for action in best.values() if not action.is_always_shown][:_SHOWN_ACTIONS]
     shown = [action.row for action in best.values() if action.is_always_shown or action in others]
@@ -280,8 +281,10 @@ def _read(
         {**row, "action": number, "headline": f"{number}. {row['headline']}"}
         for number, row in enumerate(shown, start=1)
     ]
-    notes = [] if chosen else ["No report recommends an action that would have saved money."]
-    return Answer(rows=[*headlines, *chosen], notes=notes)
+    notes = [] if chosen else ["No report recommends an action that has a value."]
+    # Only reports that found something have columns.
+    is_found = any(row["column"] for row in headlines)
+    return Answer(rows=[*headlines, *chosen], notes=notes, is_found=is_found)
 
 
 def _drop_tables(connection: duckdb.DuckDBPyConnection) -> None:
@@ -350,31 +353,44 @@ def _headlines(
         return
     names = report.default_by.split(",")
     for headline in HEADLINES.get(report.name, ()):
-        column, text, unit, of, unknown, within, is_optional, explain = headline
-        read = worth if unit == _MONEY else dict.__getitem__
-        known = [
-            (amount, row)
-            for row in found.rows
-            for amount in [read(row, column)]
-            if amount is not None
-            and not (within and not row[within[0]] <= amount <= row[within[1]])
-        ]
-        value = of(amount for amount, _ in known) if known else None
-        about = None if known else unknown
-        if known and of is not sum:
-            about = _place(next(row for amount, row in known if amount == value), names)
-        elif known:
-            rest = 0 if is_optional else len(found.rows) - len(known)
-            left_out = f"{unknown} for {rest} of {len(found.rows)} rows, which are left out"
-            notes = [explain and explain(known, names), left_out if rest else None]
-            about = "; ".join(filter(None, notes)) or None
+        known = _known(headline, found.rows, worth)
+        value = round(headline.of(amount for amount, _ in known), 2) if known else None
         yield nothing | {
-            "headline": text,
-            "value": value and round(value, 2),
-            "unit": currency if unit == _MONEY else unit,
-            "about": about,
-            "column": column,
+            "headline": headline.text,
+            "value": value,
+            "unit": currency if headline.unit == _MONEY else headline.unit,
+            "about": _about(headline, known, len(found.rows), names),
+            "column": headline.column,
         }
+
+
+def _known(
+    headline: Headline, rows: Iterable[Row], worth: Callable[[Row, str], float | None]
+) -> Known:
+    """Return the rows with a reliable value in a headline's column, with the value."""
+    read = worth if headline.unit == _MONEY else dict.__getitem__
+    found = [(read(row, headline.column), row) for row in rows]
+    found = [(amount, row) for amount, row in found if amount is not None]
+    if headline.within is None:
+        return found
+    low, high = headline.within
+    return [(amount, row) for amount, row in found if row[low] <= amount <= row[high]]
+
+
+def _about(headline: Headline, known: Known, count: int, names: Sequence[str]) -> str | None:
+    """Return the note on a headline: the row that it shows, or how its sum is composed.
+
+    `count` is the number of all rows, and `names` are those of their dimensions.
+    """
+    if not known:
+        return headline.unknown
+    if headline.of is not sum:
+        value = headline.of(amount for amount, _ in known)
+        return _place(next(row for amount, row in known if amount == value), names)
+    notes = [headline.about and headline.about(known, names)]
+    if (rest := count - len(known)) and not headline.is_optional:
+        notes += [f"{headline.unknown} for {rest} of {count} rows, which are left out"]
+    return "; ".join(filter(None, notes)) or None
 
 
 def _actions(
@@ -388,19 +404,19 @@ def _actions(
     for row in rows:
         if advice.reason and row[advice.reason] is None:
             continue
-        saved = sum(worth(row, name) or 0.0 for name in advice.saved)
+        value = sum(worth(row, name) or 0.0 for name in advice.value)
         if advice.at_most:
-            saved = min(saved, worth(row, advice.at_most) or 0.0)
-        if round(saved, digits) > 0 or advice.is_always_shown:
+            value = min(value, worth(row, advice.at_most) or 0.0)
+        if round(value, digits) > 0 or advice.is_always_shown:
             place = [row[name] for name in _PLACE if row.get(name)]
             named = row | {"place": "/".join(place)}
             yield _Action(
-                saved,
+                value,
                 (row.get("cluster"), *place),
                 {
                     "report": report,
                     "headline": advice.action.format_map(named),
-                    "value": round(saved, digits) or None,
+                    "value": round(value, digits) or None,
                     "unit": currency,
                     "about": advice.evidence.format_map(named) + advice.condition(row),
                     "column": None,

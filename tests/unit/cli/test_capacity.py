@@ -174,6 +174,7 @@ def test_without_hourly_usage_the_report_is_empty_and_a_hint_names_the_command(
     assert "The store has no GPUs in the time range." in shown.out
     assert f"gpuledger: --store {empty}: usage_hourly has no complete hour yet" in shown.err
     assert "gpuledger store maintain" in shown.err
+    assert main(["capacity", "summary", "--store", empty]) == 4
 
 
 def test_a_selection_without_rows_does_not_claim_that_the_report_has_none(

@@ -162,8 +162,11 @@ def test_the_saving_by_an_instance_depends_on_the_use_of_the_others() -> None:
 
 
 def test_a_report_that_found_nothing_has_one_headline_that_says_so() -> None:
-    (row,) = summary(report("faults", [])).rows
+    found = summary(report("faults", []))
+    (row,) = found.rows
     assert (row["report"], row["headline"], row["value"]) == ("faults", "nothing was lost", None)
+    assert not found.is_found
+    assert summary(report("faults", []), report("waste", [workload("a", 1.0)])).is_found
 
 
 def test_each_report_is_asked_with_its_defaults_and_the_forecast_on_all_usage() -> None:
@@ -297,7 +300,7 @@ def test_without_prices_there_is_no_action() -> None:
     place: Row = {"cluster": "prod", "pool": "p", "model": "L4"}
     row = place | {"stranded_gpus": 3.0, "unmet_gpus": 4.0, "advice": "pack"}
     assert summary(report("fragmentation", [row]), policy=BillPolicy()).notes == [
-        "No report recommends an action that would have saved money."
+        "No report recommends an action that has a value."
     ]
 
 
@@ -308,6 +311,6 @@ def test_headlines_and_advice_name_columns_and_dimensions_that_the_report_has(na
         assert {headline.column, *(headline.within or ())} <= report.columns.keys()
     if advice := ADVICE.get(name):
         named = set(re.findall(r"\{(\w+)", advice.action + advice.evidence)) - {"place"}
-        assert named | {*advice.saved} <= report.columns.keys()
+        assert named | {*advice.value} <= report.columns.keys()
         assert {advice.reason, advice.at_most} - {None} <= report.columns.keys()
     assert {*PRICE_DIMENSIONS.get(name, ())} <= report.dimensions.keys()
