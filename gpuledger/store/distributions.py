@@ -5,8 +5,9 @@ bound, and at most the column's own. Counts of rows, hours and devices can be ad
 any engine, and percentiles are derived from the sums. A percentile is the upper bound of its
 bucket, so the true value is between the previous bound and this one.
 
-In rows of the category `idle`, busy time is the time in which kernels of any process ran in the
-allocated part. Negative values count in the first bucket.
+In rows of the category `idle`, the buckets of busy time count the time in which kernels of any
+process ran in the allocated part. In contrast, `busy_ns` of these rows is the time in which none
+ran. Negative values count in the first bucket.
 """
 
 from collections.abc import Sequence

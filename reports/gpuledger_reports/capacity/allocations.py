@@ -1,8 +1,12 @@
 """Allocations of GPUs in the views of usage: the holder, its workload and team, and the price.
 
-A holder is a pod, or a job of a scheduler, to which devices are allocated. Rows of the category
-`idle` contain the allocated time of a device by holder; rows of other categories contain its use. A
-row of use belongs to a holder only if it is certain which pod or job used the device.
+A holder is a pod, or a job of a scheduler, to which devices are allocated. A row of the category
+`idle` has the time in which a part of a device was allocated to one holder, or was free, or had an
+unknown allocation (`allocated_ns`, `allocated_gpu_hours`). Its `busy_ns` and `gpu_hours` are the
+part of this time in which no kernel ran, so they are *unused* time.
+
+Rows of other categories contain use: `busy_ns` is the time in which kernels ran, and `allocated_ns`
+is null. Such a row belongs to a holder only if it is certain which pod or job used the device.
 
 Reports first sum up rows without descriptions, because joining each row with the pods' history
 would take most of the time. `create_descriptions` then adds the descriptions to the sums. Sums are
@@ -111,7 +115,7 @@ HOLDER: Final = """CASE category
     WHEN 'host' THEN 0 END"""
 """SQL of a row's holder. It is null for time that is not allocated, or whose allocation is unknown,
 and for use by a process or pod that was unknown when the row was written. A job may have devices on
-several nodes."""
+several nodes. Host use has the holder 0, because it is certain that no pod used the device."""
 IS_HELD: Final = "coalesce(allocated_job_id, allocated_pod_uid, allocated_pod) IS NOT NULL"
 """SQL of whether a row of allocated time has a holder."""
 HOLDER_NAME: Final = "coalesce('job/' || allocated_job_id, allocated_pod)"
