@@ -48,17 +48,21 @@ SLICE_HOURS: Final = 600_000
 IN_WINDOW: Final = "hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)"
 _DEVICE: Final = "hash(cluster, node, gpu_uuid)"
 _NUMBER: Final = f"epoch_us(hour) // {HOUR_US}"
+_STILL: Final = BUSY.columns[0]
+"""The column with the number of minutes without kernels."""
 _SHARED: Final = f"""
 CREATE OR REPLACE TEMP TABLE shared AS
 SELECT DISTINCT device, day FROM (
     SELECT {_DEVICE} AS device, epoch_us(time) // {DAY_US} AS day, {HOLDER} AS holder
     FROM {USAGE} GROUP BY ALL
     HAVING sum(CASE category
+        -- Use of the allocation by all processes: `busy_ns` is its unused time.
         WHEN 'idle' THEN allocated_ns::DOUBLE - coalesce(unresponsive_ns, 0) - busy_ns
+        -- Use by the holder.
         ELSE -busy_ns END) <> 0)
 """  # noqa: S608  # our own names
-"""SQL of the devices and days on which a holder did not use all of the time that was used in its
-allocation. On the others, `used_minutes` of a row of allocated time is the use by its holder."""
+"""SQL of the devices and days on which other processes also used a holder's allocation. On the
+others, `used_minutes` of a row of allocated time is the use by its holder."""
 _SEEN: Final = f"""
 CREATE OR REPLACE TEMP TABLE seen AS
 WITH hours AS (
@@ -98,7 +102,8 @@ SELECT DISTINCT holder, hour FROM gaps LEFT JOIN known
     ON known.device = gaps.device AND known.block = hour // {_BLOCK_HOURS}
 WHERE coalesce(hours >> hour % {_BLOCK_HOURS} & 1, 0) = 0
 """  # noqa: S608  # as above
-"""SQL of the hours in which a device has no known row that the holder had before and after."""
+"""SQL of the hours in which a device has no known row, although the holder had it before and
+after."""
 _CANDIDATES: Final = """
 CREATE OR REPLACE TEMP TABLE candidates AS
 SELECT holder, block, bit_and(idle_hours | ~hours) & bit_or(hours) AS hours
@@ -112,7 +117,8 @@ _ROWS: Final = f"""(
     FROM usage_hourly_unnamed WHERE {IN_WINDOW} AND {USED} = {_WHOLE_HOUR}
         AND ({_DEVICE}, epoch_us(hour) // {DAY_US}) IN (SELECT (device, day) FROM shared)
 )"""  # noqa: S608  # as above
-"""SQL of the rows of hours in which a device can be idle, and of some others."""
+"""SQL of the rows that may have minutes without kernels, and of all rows of the devices and days in
+`shared`."""
 _PARTIES: Final = f"""
 CREATE OR REPLACE TEMP TABLE parties AS
 SELECT {_DEVICE} AS device, {_NUMBER} AS hour, {HOLDER} AS holder,
@@ -125,13 +131,13 @@ SELECT {_DEVICE} AS device, {_NUMBER} AS hour, {HOLDER} AS holder,
         sum((allocated_ns::DOUBLE - coalesce(unresponsive_ns, 0)) * device_fraction)
         / 3.6e12 / nullif(bit_count(bit_or({ALLOCATED})), 0)) AS minute_hours,
     -- Minutes without kernels of processes that held memory, and their mean memory in this hour.
-    max({BUSY.columns[0]}) FILTER (category <> 'idle' AND memory_byte_ns > 0) AS still_minutes,
+    max({_STILL}) FILTER (category <> 'idle' AND memory_byte_ns > 0) AS still_minutes,
     sum(memory_byte_ns) FILTER (category <> 'idle')::DOUBLE / {GIB} / 6e10
-        / nullif(max({BUSY.columns[0]} + bit_count({USED})) FILTER (category <> 'idle'), 0) AS gib
+        / nullif(max({_STILL} + bit_count({USED})) FILTER (category <> 'idle'), 0) AS gib
 FROM {_ROWS} WHERE category <> 'idle' OR {IS_HELD}
 GROUP BY ALL
 """  # noqa: S608  # as above
-"""SQL of these hours by device and holder. The holder of use by unknown processes is null."""
+"""SQL of these rows by device, hour and holder. The holder of use by unknown processes is null."""
 _DEVICES: Final = """
 CREATE OR REPLACE TEMP TABLE devices AS
 SELECT parties.*, coalesce(allocated & ~parties.used & ~coalesce(unknown.used, 0), 0) AS idle
@@ -193,8 +199,8 @@ CREATE OR REPLACE TEMP MACRO minutes(hour, begin_minute, end_minute) AS
 _SLICE_SUMS: Final = f"""
 WITH reclaimed AS (
     SELECT holder, hour,
-        max_by({{{{'begin': stretch_begin, 'end': stretch_end}}}},
-            (stretch_end - stretch_begin, -stretch_begin)) AS stretch,
+        max({{{{'minutes': stretch_end - stretch_begin, 'negated_begin': -stretch_begin}}}})
+            AS stretch,
         {
     ", ".join(
         f"bit_or(minutes(hour, greatest(first_minute, stretch_begin + {limit}), end_minute))"
@@ -203,21 +209,21 @@ WITH reclaimed AS (
     )
 }
     FROM stretches WHERE hour IS NOT NULL GROUP BY ALL
-), held AS (
-    SELECT *, least(coalesce(still_minutes, 0), bit_count(idle)) AS held_minutes FROM devices
+), with_memory AS (
+    SELECT *, least(coalesce(still_minutes, 0), bit_count(idle)) AS idle_memory_minutes FROM devices
 )
 SELECT identity, {{since}} AS since,
-    sum(held_minutes * minute_hours) AS idle_memory, sum(held_minutes * gib) AS held_gib_minutes,
-    sum(held_minutes) FILTER (gib IS NOT NULL) AS held_minutes,
+    sum(idle_memory_minutes * minute_hours) AS idle_memory,
+    sum(idle_memory_minutes * gib) AS idle_memory_gib_minutes,
+    sum(idle_memory_minutes) FILTER (gib IS NOT NULL) AS idle_memory_minutes,
     {
     ", ".join(
         f"sum(minute_hours * bit_count(allocated & reclaimed_{limit})) AS reclaimed_{limit}"
         for limit in LIMITS
     )
 },
-    max_by(stretch, (stretch.end - stretch.begin, -stretch.begin))
-        FILTER (stretch IS NOT NULL) AS stretch
-FROM held LEFT JOIN reclaimed USING (holder, hour) LEFT JOIN changes USING (identity)
+    max(stretch) AS stretch
+FROM with_memory LEFT JOIN reclaimed USING (holder, hour) LEFT JOIN changes USING (identity)
 GROUP BY identity, since
 """  # noqa: S608  # as above
 
@@ -228,23 +234,25 @@ def create_idle_sums(
     """Create the temporary table `idle_sums`: sums by `identity` and `since`.
 
     `reclaimed_…` are the GPU-hours that a limit would have reclaimed, `idle_memory` those in which
-    memory was held without kernels, and `stretch` is the longest idle stretch.
+    memory was held without kernels. `stretch` is the longest idle stretch and, among equals, the
+    earliest one: the largest pair of its length and its negated begin, in minutes.
     """
     connection.execute(_SHARED, usage_limits(connection, question.window))
     connection.execute(_SEEN, question.window._asdict())
     for made in (_SEEN_SHARED, _UNSEEN, _CANDIDATES, _MINUTES, _OPEN):
         connection.execute(made)
     since = terms.since_change_sql(f"make_timestamptz(hour * {HOUR_US})")
-    kept = "CREATE OR REPLACE TEMP TABLE idle_sums AS"
+    into = "CREATE OR REPLACE TEMP TABLE idle_sums AS"
     for part in question.each(_slices(connection, question.window, slice_hours)):
         connection.execute(_PARTIES, part._asdict())
         connection.execute(_DEVICES)
         connection.execute(_STRETCHES, {"begin_us": part.begin_us})
         connection.execute(_CONTINUED, {"end_us": part.end_us})
-        connection.execute(f"{kept} {_SLICE_SUMS.format(since=since)}")
-        kept = "INSERT INTO idle_sums"
+        connection.execute(f"{into} {_SLICE_SUMS.format(since=since)}")
+        into = "INSERT INTO idle_sums"
         connection.execute("DROP TABLE parties; DROP TABLE devices; DROP TABLE stretches")
-    connection.execute("DROP TABLE seen; DROP TABLE candidates")
+    for table in ("shared", "seen", "unseen", "candidates", "open_stretches"):
+        connection.execute(f"DROP TABLE {table}")
 
 
 def _slices(

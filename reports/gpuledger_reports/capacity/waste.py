@@ -44,7 +44,7 @@ _ALLOCATED_SUMS: Final = f"""
 CREATE OR REPLACE TEMP TABLE allocated_sums AS
 SELECT identity, {{since}} AS since,
     min(time) AS hour, sum(allocated_gpu_hours) AS allocated, sum(gpu_hours) AS unused,
-    count(coalesce({ALLOCATED}, {BUSY.columns[0]})) AS known_hours
+    bool_or(coalesce({ALLOCATED}, {BUSY.columns[0]}) IS NOT NULL) AS has_minutes
 FROM (SELECT *, {IDENTITY_HASH} AS identity FROM {USAGE} WHERE category = 'idle' AND {IS_HELD})
 LEFT JOIN changes USING (identity)
 GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
@@ -56,10 +56,7 @@ UNION ALL BY NAME
 SELECT idle_sums.*, allocated_sums.hour
 FROM idle_sums JOIN allocated_sums USING (identity, since)
 """
-_SUMMED: Final = (
-    *("allocated", "unused", "idle_memory", "held_gib_minutes", "held_minutes", "known_hours"),
-    *(f"reclaimed_{limit}" for limit in LIMITS),
-)
+_SUMMED: Final = (*_AMOUNTS, "idle_memory_gib_minutes", "idle_memory_minutes")
 _OF_ALLOCATIONS: Final = f"FROM usage_hourly_unnamed WHERE {IN_WINDOW} AND category = 'idle'"
 _UNKNOWN: Final = f"""
 SELECT (SELECT count(DISTINCT hour) FROM usage_hourly_unnamed WHERE {IN_WINDOW}) AS hours,
@@ -101,10 +98,10 @@ class Waste:
     hours: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_AMOUNTS, 0.0))
     costs: dict[str, float] = field(default_factory=dict)
     """Empty if no device has a price."""
-    known_hours: int = 0
-    """Number of device-hours whose minutes are known."""
-    held_minutes: float = 0
-    held_gib_minutes: float = 0.0
+    has_minutes: bool = False
+    """Whether any of its time was summed up with minutes."""
+    idle_memory_minutes: float = 0
+    idle_memory_gib_minutes: float = 0.0
     longest: tuple[int, int, str] | None = None
     """Its length and its negated begin in minutes, and the pod. The maximum is thus the longest
     stretch and, among equals, the earliest one."""
@@ -116,12 +113,12 @@ class Waste:
             if price is not None:
                 cost = (row[name] or 0.0) * float(price)
                 self.costs[name] = self.costs.get(name, 0.0) + cost
-        self.known_hours += row["known_hours"]
-        self.held_minutes += row["held_minutes"] or 0
-        self.held_gib_minutes += row["held_gib_minutes"] or 0.0
+        self.has_minutes |= row["has_minutes"]
+        self.idle_memory_minutes += row["idle_memory_minutes"] or 0
+        self.idle_memory_gib_minutes += row["idle_memory_gib_minutes"] or 0.0
         if row["longest"]:
-            begin, end, pod = row["longest"].values()
-            found = (end - begin, -begin, pod)
+            minutes, negated_begin, pod = row["longest"].values()
+            found = (minutes, negated_begin, pod)
             self.longest = max(self.longest or found, found)
 
     def rank(self, limit: int) -> tuple[float, ...]:
@@ -139,8 +136,9 @@ class Waste:
             "unused_ratio": round(hours["unused"] / hours["allocated"], 4),
             "currency": currency,
         }
-        if self.held_minutes:
-            found["idle_memory_gib"] = round(self.held_gib_minutes / self.held_minutes, 2)
+        if self.idle_memory_minutes:
+            mean = self.idle_memory_gib_minutes / self.idle_memory_minutes
+            found["idle_memory_gib"] = round(mean, 2)
         if self.longest:
             length, negated_begin, pod = self.longest
             begin = -negated_begin
@@ -152,7 +150,7 @@ class Waste:
             }
         of_minutes = ("idle_memory", "reclaimed")
         return {
-            name: None if not self.known_hours and name.startswith(of_minutes) else found.get(name)
+            name: None if not self.has_minutes and name.startswith(of_minutes) else found.get(name)
             for name in _COLUMNS
         }
 
@@ -183,9 +181,9 @@ def _sums_sql(named: str, by: Iterable[str]) -> str:
     return f"""
 SELECT {", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in by)}, {", ".join(PRICED)},
     since, {", ".join(f"sum({name}) AS {name}" for name in _SUMMED)},
-    max_by({{'begin': stretch.begin, 'end': stretch.end, 'pod': {HOLDER_NAME}}},
-        (stretch.end - stretch.begin, -stretch.begin, {HOLDER_NAME}))
-        FILTER (stretch IS NOT NULL) AS longest
+    bool_or(has_minutes) AS has_minutes,
+    max({{'minutes': stretch.minutes, 'negated_begin': stretch.negated_begin,
+        'pod': {HOLDER_NAME}}}) FILTER (stretch IS NOT NULL) AS longest
 FROM {named} GROUP BY ALL
 """  # noqa: S608  # our own names
 
