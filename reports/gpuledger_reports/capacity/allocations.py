@@ -203,13 +203,14 @@ def create_changes(connection: duckdb.DuckDBPyConnection, window: Window) -> Non
 def create_descriptions(connection: duckdb.DuckDBPyConnection, sums: str) -> str:
     """Create the temporary table `descriptions`; return the SQL of the sums with it.
 
-    It describes the allocations and nodes at `hour`. `sums` is a table with the columns `identity`
-    and `hour`, and `create_identities` has created `identities`. The newest description of a pod
-    applies to all of its time.
+    It describes the allocations and nodes at `first_time`. `sums` is a table with the columns
+    `identity` and `first_time`, and `create_identities` has created `identities`. The newest
+    description of a pod applies to all of its time.
     """
     connection.execute(_NEWEST_PODS)
     connection.execute(_FOUND_PODS)
-    rows = f"(SELECT DISTINCT identity, hour FROM {sums}) JOIN identities USING (identity)"  # noqa: S608  # our own names
+    rows = f"""(SELECT DISTINCT identity, first_time AS hour FROM {sums})
+        JOIN identities USING (identity)"""  # noqa: S608  # our own names
     found = _described_sql(f"{rows} SEMI JOIN found_pods USING (identity)")
     others = _described_sql(f"{rows} ANTI JOIN found_pods USING (identity)", pods=_OTHER_PODS)
     connection.execute(
@@ -219,7 +220,7 @@ def create_descriptions(connection: duckdb.DuckDBPyConnection, sums: str) -> str
         FROM ({found}) AS described JOIN found_pods USING (identity)
         UNION ALL {others}"""  # noqa: S608  # our own names
     )
-    return f"(FROM {sums} JOIN descriptions USING (identity, hour))"
+    return f"(FROM {sums} JOIN descriptions USING (identity, first_time))"
 
 
 def _described_sql(rows: str, *, pods: str | None = None) -> str:
@@ -230,7 +231,7 @@ def _described_sql(rows: str, *, pods: str | None = None) -> str:
         **{table.name: table.name for table in (NODES, NAMESPACES)},
     }
     named = usage_sql(USAGE_HOURLY.name, relations)
-    return f"SELECT identity, hour, {', '.join(_DESCRIBED)} FROM ({named})"  # noqa: S608  # as above
+    return f"SELECT identity, hour AS first_time, {', '.join(_DESCRIBED)} FROM ({named})"  # noqa: S608  # as above
 
 
 class Terms:

@@ -44,8 +44,8 @@ _PERCENTS: Final = (50, 95, 99, 100)
 _MIG_MEMORY: Final = 0.95
 """The part of its memory slices that a MIG instance can use; some profiles can use more."""
 _EXCLUSIVE: Final = 0.9
-"""The minimum part of a device that counts as the whole device. It is higher than in
-`node_states`, because partial minutes matter less in a day than in an hour."""
+"""The minimum part of a device that counts as the whole device. In hours, partial minutes matter
+more, so limits for hours are lower."""
 _BUCKETS: Final = tuple(column for each in DISTRIBUTIONS for column in each.columns)
 _WINDOW: Final = "day >= make_timestamptz($begin_us) AND day < make_timestamptz($end_us)"
 _IS_KNOWN: Final = f"category = 'idle' AND {BUSY.columns[0]} IS NOT NULL"
@@ -55,12 +55,12 @@ _DEVICES: Final = f"""
 CREATE OR REPLACE TEMP TABLE device_loads AS
 SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS since,
     max(CASE category WHEN 'idle' THEN {IDENTITY_HASH} END) AS identity,
-    sum(allocated_gpu_hours) AS hours, min(day) AS hour,
+    sum(allocated_gpu_hours) AS hours, min(day) AS first_time,
     min(day) FILTER ({_IS_KNOWN}) AS first_day, max(day) FILTER ({_IS_KNOWN}) AS last_day,
     bitstring_agg(epoch_us(day) // {DAY_US}, {{first}}, {{last}}) FILTER ({_IS_KNOWN}) AS days,
-    sum({" + ".join(BUSY.columns)}) FILTER (category = 'idle') AS minutes,
-    sum(allocated_ns - coalesce(unresponsive_ns, 0)) FILTER (category = 'idle') / 6e10 / minutes
-        AS share,
+    sum({" + ".join(BUSY.columns)}) FILTER (category = 'idle') AS known_minutes,
+    sum(allocated_ns - coalesce(unresponsive_ns, 0)) FILTER (category = 'idle') / 6e10
+        / known_minutes AS share,
     sum(allocated_ns) FILTER (category = 'idle') / 6e10 AS allocated_minutes,
     sum(busy_ns) FILTER (category <> 'idle') > 0 AS is_used,
     max({MEMORY_MAX}) FILTER (category <> 'idle') AS memory_max
@@ -69,8 +69,8 @@ WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
 GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
 """  # noqa: S608  # our own names
 """SQL of each device by holder."""
-_HELD: Final = f"""
-CREATE OR REPLACE TEMP TABLE held AS
+_HOLDER_DEVICES: Final = f"""
+CREATE OR REPLACE TEMP TABLE holder_devices AS
 WITH days AS (
     SELECT {HOLDER} AS holder,
         count(DISTINCT (node, gpu_uuid)) FILTER (allocated_gpu_hours > 0) AS gpus,
@@ -104,7 +104,7 @@ FROM (
         {", ".join(_BUCKETS)}
     FROM usage_daily_unnamed LEFT JOIN node_changes USING (cluster, node)
     WHERE {_WINDOW} AND category <> 'idle' AND {HOLDER} IS NOT NULL
-) JOIN held USING (device, holder, since)
+) JOIN holder_devices USING (device, holder, since)
 WHERE has_load GROUP BY identity, since, gpus
 """  # noqa: S608  # as above
 """SQL of the buckets of allocations in a few days."""
@@ -112,12 +112,12 @@ _LOADS: Final = f"""
 CREATE OR REPLACE TEMP TABLE loads AS
 WITH sums AS (
     SELECT identity, since, gpus, max(used_gpus) AS used_gpus, sum(hours) AS hours,
-        min(hour) AS hour, bit_or(days) AS days, sum(minutes) AS known_minutes,
+        min(first_time) AS first_time, bit_or(days) AS days, sum(known_minutes) AS known_minutes,
         sum(allocated_minutes) AS allocated_minutes, max(share) AS share,
-        sum(minutes) FILTER (has_load) AS minutes, sum(unknown_minutes) AS unknown_minutes,
+        sum(known_minutes) FILTER (has_load) AS minutes, sum(unknown_minutes) AS unknown_minutes,
         max(memory_max) FILTER (NOT has_load) AS unused_memory,
         max(memory_max) FILTER (has_load) AS memory_max
-    FROM held GROUP BY identity, since, gpus
+    FROM holder_devices GROUP BY identity, since, gpus
 ), counts AS (
     SELECT identity, since, gpus,
         {", ".join(f"sum({name})::BIGINT AS sum_{name}" for name in _BUCKETS)}
@@ -125,7 +125,9 @@ WITH sums AS (
 )
 FROM sums LEFT JOIN counts USING (identity, since, gpus)
 """  # noqa: S608  # as above
-"""SQL of the sums of allocations, by price and by the number of devices of the pod."""
+"""SQL of the sums of allocations, by price and by the number of devices of the pod.
+
+`known_minutes` count on all devices, `minutes` only on those that belong to the load."""
 _WORKLOADS: Final = f"""
 SELECT {{names}}, {", ".join(PRICED)},
     memory_slices, gpu_memory_slices, since, gpus, max(used_gpus) AS used_gpus,
@@ -174,7 +176,7 @@ class Workload:
 
     @property
     def minutes(self) -> int:
-        """Its minutes on devices with known use."""
+        """The minutes with known use on the devices that belong to its load."""
         return int(self._sum("minutes"))
 
     @property
@@ -254,7 +256,7 @@ class Workloads:
     """All workloads, and the whole GPUs that exist."""
 
     workloads: list[Workload]
-    gpus: list[Mapping[str, Any]]
+    gpus: Sequence[Mapping[str, Any]]
     """The columns `PRICED` of each kind of whole GPU."""
     memory: Mapping[str, int]
     """The bytes of a model's memory."""
@@ -263,16 +265,20 @@ class Workloads:
 
     def device(self, row: Mapping[str, Any]) -> Device:
         """Return the device that a row with models and slices describes."""
-        memory_part = (row["memory_slices"] or 1) / (row["gpu_memory_slices"] or 1)
-        return Device(
-            model=row["model"],
-            mig_profile=row["mig_profile"],
-            compute_part=(row["compute_slices"] or 1) / (row["gpu_compute_slices"] or 1),
-            memory_part=memory_part,
-            memory_gib=self.memory.get(row["model"], 0)
-            / GIB
-            * (memory_part if memory_part == 1 else memory_part * _MIG_MEMORY),
-        )
+        return _device(row, self.memory)
+
+
+def _device(row: Mapping[str, Any], memory: Mapping[str, int]) -> Device:
+    memory_part = (row["memory_slices"] or 1) / (row["gpu_memory_slices"] or 1)
+    return Device(
+        model=row["model"],
+        mig_profile=row["mig_profile"],
+        compute_part=(row["compute_slices"] or 1) / (row["gpu_compute_slices"] or 1),
+        memory_part=memory_part,
+        memory_gib=memory.get(row["model"], 0)
+        / GIB
+        * (memory_part if memory_part == 1 else memory_part * _MIG_MEMORY),
+    )
 
 
 def read_workloads(
@@ -292,28 +298,25 @@ def read_workloads(
     since = terms.since_change_sql("day")
     devices = _DEVICES.format(since=since, first=first, last=last)
     connection.execute(devices, limits)
-    connection.execute(_HELD, limits)
-    kept = "CREATE OR REPLACE TEMP TABLE bucket_sums AS"
+    connection.execute(_HOLDER_DEVICES, limits)
+    into = "CREATE OR REPLACE TEMP TABLE bucket_sums AS"
     for begin_us in range(*window, _SLICE_DAYS * DAY_US):
         part = Window(begin_us, min(begin_us + _SLICE_DAYS * DAY_US, window.end_us))
-        connection.execute(f"{kept} {_BUCKET_SUMS.format(since=since)}", part._asdict())
-        kept = "INSERT INTO bucket_sums"
+        connection.execute(f"{into} {_BUCKET_SUMS.format(since=since)}", part._asdict())
+        into = "INSERT INTO bucket_sums"
     connection.execute(_LOADS)
-    connection.execute("DROP TABLE device_loads; DROP TABLE held; DROP TABLE bucket_sums")
-    gpus = connection.execute(_WHOLE_GPUS, {"begin_us": window.begin_us})
-    result = Workloads(
-        workloads=[],
-        gpus=[*rows_of(gpus)],
-        memory=dict(connection.sql(_MEMORY).fetchall()),
-        days=connection.execute(_DAYS, limits).fetchall()[0][0],
-    )
+    for table in ("device_loads", "holder_devices", "bucket_sums"):
+        connection.execute(f"DROP TABLE {table}")
+    gpus = [*rows_of(connection.execute(_WHOLE_GPUS, {"begin_us": window.begin_us}))]
+    memory = dict(connection.sql(_MEMORY).fetchall())
+    days = connection.execute(_DAYS, limits).fetchall()[0][0]
     found: dict[tuple[Any, ...], Workload] = {}
     described = create_descriptions(connection, "loads")
     columns = ", ".join(f"{DIMENSIONS[name]} AS by_{name}" for name in by)
     for row in rows_of(connection.sql(_WORKLOADS.format(loads=described, names=columns))):
         names = tuple(terms.named(name, row[f"by_{name}"], row) for name in by)
-        device = result.device(row)
+        device = _device(row, memory)
         workload = found.setdefault((*names, device), Workload(key=names, device=device))
         workload.parts.append(row)
-    result.workloads.extend(found[key] for key in sorted(found, key=str))
-    return result
+    workloads = [found[key] for key in sorted(found, key=str)]
+    return Workloads(workloads=workloads, gpus=gpus, memory=memory, days=days)

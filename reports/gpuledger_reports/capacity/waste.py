@@ -43,7 +43,7 @@ _AMOUNTS: Final = ("allocated", "unused", "idle_memory", *_RECLAIMED)
 _ALLOCATED_SUMS: Final = f"""
 CREATE OR REPLACE TEMP TABLE allocated_sums AS
 SELECT identity, {{since}} AS since,
-    min(time) AS hour, sum(allocated_gpu_hours) AS allocated, sum(gpu_hours) AS unused,
+    min(time) AS first_time, sum(allocated_gpu_hours) AS allocated, sum(gpu_hours) AS unused,
     bool_or(coalesce({ALLOCATED}, {BUSY.columns[0]}) IS NOT NULL) AS has_minutes
 FROM (SELECT *, {IDENTITY_HASH} AS identity FROM {USAGE} WHERE category = 'idle' AND {IS_HELD})
 LEFT JOIN changes USING (identity)
@@ -53,7 +53,7 @@ _SUMS: Final = """
 CREATE OR REPLACE TEMP TABLE sums AS
 FROM allocated_sums
 UNION ALL BY NAME
-SELECT idle_sums.*, allocated_sums.hour
+SELECT idle_sums.*, allocated_sums.first_time
 FROM idle_sums JOIN allocated_sums USING (identity, since)
 """
 _SUMMED: Final = (*_AMOUNTS, "idle_memory_gib_minutes", "idle_memory_minutes")
