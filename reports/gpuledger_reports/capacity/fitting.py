@@ -122,7 +122,10 @@ def misfit(load: Load, now: Device, then: Device) -> str | None:
         return "the speed of a model is unknown"
     room = MEMORY_ROOM * then.memory_gib
     if load.memory_gib.p99 > room:
-        return f"memory p99 of {load.memory_gib.p99:.4g} GiB is more than {room:.3g} GiB"
+        return (
+            f"memory p99 of {load.memory_gib.p99:.4g} GiB is more than {room:.3g} GiB"
+            f" ({MEMORY_ROOM * 100:.0f} % of the device's memory)"
+        )
     busy = load.busy.p95 * slower.busy
     if busy > BUSY_ROOM:
         return f"utilization p95 would be {busy:.0f} %, more than {BUSY_ROOM:.0f} %"
@@ -137,7 +140,8 @@ def move_risks(load: Load, now: Device, then: Device) -> Iterator[tuple[str, str
     slower = slowdown(load, now, then)
     maximum = load.memory_gib.max
     if maximum > then.memory_gib:
-        yield "high", f"memory max of {maximum:.4g} GiB is more than the {then.memory_gib:.3g} GiB"
+        has = f"the device's {then.memory_gib:.3g} GiB"
+        yield "high", f"memory max of {maximum:.4g} GiB is more than {has}"
     elif maximum > MEMORY_ROOM * then.memory_gib:
         yield "medium", f"memory max of {maximum:.4g} GiB leaves less than 10 % free"
     if slower and (busy := load.busy.max * slower.busy) > 100:  # noqa: PLR2004  # percent

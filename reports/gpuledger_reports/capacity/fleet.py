@@ -71,8 +71,8 @@ COLUMNS: Final[Mapping[str, str]] = {
 _WHOLE: Final = 0.999
 """The minimum share of an hour that counts as the whole hour."""
 _NOT_SHARED: Final = 0.75
-"""The minimum share of a container that counts as a whole GPU. Runs may begin during a minute. It
-is lower than in `node_states`, because a second share of this size would not fit anyway."""
+"""The minimum share of a container that counts as a whole GPU, because runs may begin during a
+minute."""
 _SHOWN: Final = 0.05
 """The minimum number of GPUs for a note."""
 _SHARES_FROM_US: Final = DAY_US
@@ -192,6 +192,7 @@ def find_fits(devices: Collection[FreeDevice]) -> dict[Key, Fits]:
         elif share >= _NOT_SHARED:
             whole[device.key][device.node] += is_free
         else:
+            # Rounded down, but nearly a whole share counts.
             shares[device.key] += int(device.free * round(1 / share) + 1 - _WHOLE)
     return {
         key: Fits(
@@ -211,13 +212,7 @@ def _read(connection: duckdb.DuckDBPyConnection, question: Question) -> Answer:
     days = fleet.days(window)
     question.advance(60)
     if question.options["history"]:
-        rows = [
-            fleet.row(key, day=day_of(day.begin_us).isoformat(), **_means(hours, day))
-            for day, of_keys in days
-            for key, hours in of_keys.items()
-        ]
-        rows.sort(key=lambda row: (row["day"], -(row["total"] or 0), -(row["allocated"] or 0)))
-        return Answer(rows=rows)
+        return Answer(rows=fleet.daily_rows(days))
     ((_, now),) = fleet.days(newest)
     question.advance(20)
     fits = find_fits(fleet.devices(newest))
@@ -281,6 +276,16 @@ class _Reader:
     def row(self, key: Key, **values: Any) -> Row:  # noqa: ANN401  # any column
         """Return a row with all columns."""
         return dict(zip(self._by, key, strict=True)) | dict.fromkeys(COLUMNS) | values
+
+    def daily_rows(self, days: Iterable[tuple[Window, Mapping[Key, Hours]]]) -> list[Row]:
+        """Return a row for each day and group."""
+        rows = [
+            self.row(key, day=day_of(day.begin_us).isoformat(), **_means(hours, day))
+            for day, of_keys in days
+            for key, hours in of_keys.items()
+        ]
+        rows.sort(key=lambda row: (row["day"], -(row["total"] or 0), -(row["allocated"] or 0)))
+        return rows
 
     def days(self, window: Window) -> list[tuple[Window, dict[Key, Hours]]]:
         """Return the amounts of each day of a window, by group."""
@@ -405,8 +410,8 @@ REPORT: Final = Report(
     name="fleet",
     summary="Show how many GPUs exist, are healthy, allocated and used, and which pods fit now.",
     about=(
-        "Now is the last hour of the time range. A GPU is healthy while it responds, and"
-        " allocatable if its allocation is also known, and it is not free on a cordoned node."
+        "Now is the last hour of the time range. A GPU is healthy while it responds. A healthy GPU"
+        " is allocatable unless its allocation is unknown or it is free on a cordoned node."
         " `Allocated` counts GPUs that are allocated to pods and jobs. `Used` is the mean number of"
         " GPUs on which kernels ran, of any process. The columns with `Mean:`"
         " are means over the time range, grouped by the labels of nodes at the start of each"

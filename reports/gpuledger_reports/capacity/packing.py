@@ -20,6 +20,10 @@ from gpuledger_reports.capacity.unusable import (
     lacks,
 )
 
+_SMALLEST: Final = WHOLE // 20
+"""The smallest part of a GPU that counts as free. Shares are rounded down to whole percents: seven
+shares of a seventh leave 2 %."""
+
 
 def pack(rooms: Iterable[Room], pods: Iterable[Shape]) -> list[Room] | None:
     """Return the nodes after all pods were placed on them; `None` if a pod does not fit.
@@ -71,11 +75,6 @@ def _left(share: int) -> int:
 
 def _minus(has: int | None, needs: int | None) -> int | None:
     return None if has is None or needs is None else has - needs
-
-
-_SMALLEST: Final = WHOLE // 20
-"""The smallest part of a GPU that counts as free. Shares are rounded down to whole percents: seven
-shares of a seventh leave 2 %."""
 
 
 class Pod(NamedTuple):
@@ -139,7 +138,10 @@ def _sum(has: int | None, freed: Iterable[int | None]) -> int | None:
 
 
 class Measured(NamedTuple):
-    """The state of a kind of GPUs at an instant, in devices of this kind."""
+    """The state of a kind of GPUs at an instant.
+
+    `gpus` and `free` are in devices of this kind, `now` and `packed` in parts per million of one.
+    """
 
     gpus: float
     free: float

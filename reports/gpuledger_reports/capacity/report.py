@@ -51,7 +51,7 @@ class Option:
     """Converts the text; the second argument is the option's name. Raises `ArgumentError`."""
     may_be_negative: bool = False
     is_file: bool = False
-    """Whether it names a file of the user, which HTTP requests must not."""
+    """Whether the value is a path of a local file; HTTP requests cannot set it."""
     is_list: bool = False
     """Whether the command accepts it several times; a text has items separated by commas."""
 

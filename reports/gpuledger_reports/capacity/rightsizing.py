@@ -39,7 +39,7 @@ _KNOWN_TIME: Final = 0.5
 """The minimum share of the allocated time with known use."""
 _WORTH: Final = 0.1
 """The minimum share of the present cost whose saving is worth a change."""
-_FITS: Final = f"no smaller device fits and saves more than {_WORTH * 100:.0f} %"
+_NO_DEVICE_FITS: Final = f"no smaller device fits and saves more than {_WORTH * 100:.0f} %"
 _FEW_MINUTES: Final = 1440
 _SOME_GIB: Final = 0.5
 _MIG_COLUMNS: Final = ("compute_slices", "memory_slices", "gpu_compute_slices", "gpu_memory_slices")
@@ -154,7 +154,7 @@ class Advisor:
             load=load,
             change=best,
             fewer=next((each for each in changes if each.device == workload.device), None),
-            note=None if best else _FITS,
+            note=None if best else _NO_DEVICE_FITS,
             tried=tried,
         )
 
@@ -381,15 +381,15 @@ REPORT: Final = Report(
         "Each row is a workload on one kind of device, with percentiles of its load by minute,"
         " rounded up to the bound of a bucket. A minute without a process counts as 0 %. A GPU that"
         " a pod never used does not count toward the load. A recommended device has headroom: in"
-        " 99 % of minutes, the workload needs at most 90 % of its memory, and in 95 % of minutes,"
-        " at most 80 % of its utilization and bandwidth. The speeds of other models are from data"
-        " sheets. `Risk` rates the change; `--explain` lists the risks and every device that was"
-        " considered. `Saved GPU-h` counts only GPUs of the present model. In files,"
-        " `saved_by_fewer_cost` is the part of the saving that fewer GPUs of the present model"
-        " bring. A MIG instance saves the rest only if other pods use the other instances."
-        " New labels of a node"
-        " count from the next day on, in UTC. Workloads that fit,"
-        " share GPUs, were never used or have too short a history have no recommendation."
+        " 99 % of minutes, the workload needs at most 90 % of the device's memory, and in 95 %"
+        " of minutes, at most 80 % of its utilization and bandwidth. The speeds of other models"
+        " are from data sheets. `Risk` rates the change; `--explain` lists the risks and every"
+        " device that was considered. `Saved GPU-h` counts only GPUs of the present model. In"
+        " files, `saved_by_fewer_cost` is the part of the saving that fewer GPUs of the present"
+        " model bring. A MIG instance saves the rest only if other pods use the other instances."
+        " New labels of a node count from the next day on, in UTC. A workload has no recommendation"
+        " if no smaller device fits, if it shares GPUs or never used them, or if its history is"
+        " too short."
     ),
     examples={
         "The 20 changes that save the most": "--prices prices.yaml --top 20",

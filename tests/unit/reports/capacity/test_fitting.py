@@ -56,7 +56,11 @@ def load(
         (load((20, 20, 20), bandwidth=20), TWO, None),
         (load((20, 20, 20), bandwidth=30), TWO, "bandwidth p95 would be 120 %, more than 80 %"),
         (load((5, 5, 5), gib=(9, 9)), SEVENTH, None),
-        (load((5, 5, 5), gib=(9.1, 9.1)), SEVENTH, "memory p99 of 9.1 GiB is more than 9 GiB"),
+        (
+            load((5, 5, 5), gib=(9.1, 9.1)),
+            SEVENTH,
+            "memory p99 of 9.1 GiB is more than 9 GiB (90 % of the device's memory)",
+        ),
         # The maximum is a risk, not an obstacle.
         (load((5, 90, 100), gib=(9, 30)), SEVENTH, None),
         (load((5, 5, 5)), L4, None),
@@ -77,7 +81,7 @@ def test_a_load_fits_if_there_is_room(of: Load, then: Device, problem: str | Non
         (load(), THREE, [("medium", "bandwidth")]),
         (load((5, 5, 5), bandwidth=5), L4, [("medium", "data sheets")]),
         (load(gib=(8, 37), bandwidth=1), THREE, [("medium", "less than 10 %")]),
-        (load(gib=(8, 41), bandwidth=1), THREE, [("high", "more than the 40 GiB")]),
+        (load(gib=(8, 41), bandwidth=1), THREE, [("high", "more than the device's 40 GiB")]),
         (load((10, 40, 50), bandwidth=1), THREE, [("medium", "1.2 times as long")]),
         (load((10, 50, 50), bandwidth=1), THREE, [("high", "1.2 times as long")]),
     ],
