@@ -101,6 +101,11 @@ FROM lives, (SELECT make_timestamptz($end_us) AS end_time)
 WHERE requests IS NOT NULL AND created_time < end_time
     AND coalesce(gone_time, scheduled_time, given_up_time, end_time) >= make_timestamptz($begin_us)
 """
+_SHAPES: Final = """
+CREATE OR REPLACE TEMP TABLE shapes AS
+SELECT unnest(from_json($shapes,
+    '[{"requests": ["VARCHAR"], "shape": "VARCHAR", "gpus": "DOUBLE"}]'), recursive := true)
+"""
 _SIZED: Final = """
 CREATE OR REPLACE TEMP TABLE waits AS
 WITH largest_nodes AS (
@@ -115,7 +120,8 @@ found AS (
     SELECT unsized_waits.*, shape, shapes.gpus AS requested_gpus,
         CASE shape WHEN 'share' THEN requests::VARCHAR ELSE shape END AS size,
         CASE WHEN pod IS NULL OR state <> 'scheduled' THEN NULL
-            WHEN shape LIKE '% GPU%' THEN least(requested_gpus, held_gpus)
+            WHEN shape LIKE '% GPU%'
+                THEN CASE WHEN held_gpus > 0 THEN least(requested_gpus, held_gpus) END
             WHEN shape = 'share' THEN coalesce(requested_gpus, held_gpus)
             ELSE requested_gpus END AS got_gpus
     FROM unsized_waits JOIN shapes USING (requests) LEFT JOIN held USING (cluster, pod_uid)
@@ -232,15 +238,14 @@ def create_waits(
     connection.execute(_WAITS, times)
     found = connection.execute("SELECT DISTINCT requests FROM unsized_waits").fetchall()
     fractions = read_fractions(connection)
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE shapes (requests VARCHAR[], shape VARCHAR, gpus DOUBLE)"
-    )
-    if found:
-        shapes = [(requests, *read_shape(requests, fractions)) for (requests,) in found]
-        connection.executemany("INSERT INTO shapes VALUES (?, ?, ?)", shapes)
-    create_held(connection, window)
+    shapes = [
+        {"requests": requests, "shape": shape, "gpus": gpus}
+        for (requests,) in found
+        for shape, gpus in [read_shape(requests, fractions)]
+    ]
+    connection.execute(_SHAPES, {"shapes": orjson.dumps(shapes).decode()})
     # Without parts, every request is for whole GPUs.
-    has_parts = connection.execute("FROM held LIMIT 1").fetchone()
+    has_parts = create_held(connection, window)
     sized = _SIZED.format(gpus=_GOT if has_parts else "requested_gpus")
     connection.execute(sized, {"begin_us": window.begin_us})
     connection.execute("DROP TABLE unsized_waits; DROP TABLE slurm_jobs; DROP TABLE held")

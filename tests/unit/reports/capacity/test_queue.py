@@ -342,6 +342,11 @@ REQUESTS: Sequence[tuple[str, list[Row], float | None]] = [
     # The first and the last of three minutes are partial.
     (GPU, [held_row("runs", 1, minutes=3, hours=1.1 / 60)], 1),
     (GPU, [held_row("runs", 0.25, minutes=3, hours=2 / 60)], 0.25),
+    # Two minutes show nothing, and neither does a day whose use is mostly unknown.
+    (GPU, [held_row("runs", 0.25, minutes=2, hours=2 / 60)], 1),
+    (GPU, [held_row("runs", 0.5, minutes=120)], 1),
+    # Unresponsive time is not known use.
+    (GPU, [held_row("runs", 0.25, minutes=120, unresponsive_ns=2 * HOUR_NS)], 0.25),
     # The request states the size.
     ('{"nvidia.com/gpu":"1","nvidia.com/gpucores":"30"}', [held_row("runs", 0.5)], 0.3),
 ]
@@ -361,6 +366,17 @@ def test_a_pod_that_waits_counts_as_the_part_that_a_pod_with_its_request_held(
     assert {row["cluster"]: row["waiting_gpus"] for row in found.rows} == {
         f"c{number}": gpus for number, (*_, gpus) in enumerate(REQUESTS)
     }
+
+
+def test_pods_that_ran_without_a_known_size_do_not_count_as_whole_gpus(tmp_path: Path) -> None:
+    (row,) = queue(
+        tmp_path,
+        waiting=[pending_row("waits", created=1)],
+        placed=[placed_row(f"runs-{number}", created=1, scheduled=1) for number in range(6)],
+        held=[held_row("runs-0", 0.25)]
+        + [held_row(f"runs-{number}", 0.25, minutes=2, hours=2 / 60) for number in (1, 2, 3)],
+    ).rows
+    assert row["waiting_gpus"] == 0.25
 
 
 def test_the_pod_itself_counts_before_its_workload_its_namespace_and_its_cluster(
