@@ -183,7 +183,7 @@ def create_identities(
 
 
 def create_changes(connection: duckdb.DuckDBPyConnection, window: Window) -> None:
-    """Create the temporary tables `node_changes` and `changes` of nodes and identities.
+    """Create the temporary tables `node_changes`, `namespace_changes` and `changes` of identities.
 
     Their column `change_days` has the days in a window from which another description counts.
     Without such days there is no row. `create_identities` has created `identities`.

@@ -51,6 +51,13 @@ _WINDOW: Final = "day >= make_timestamptz($begin_us) AND day < make_timestamptz(
 _IS_KNOWN: Final = f"category = 'idle' AND {BUSY.columns[0]} IS NOT NULL"
 _SLICE_DAYS: Final = 10
 """The days whose buckets are summed up at once, which bounds memory."""
+_USAGE: Final = """(
+    SELECT usage.*, list_concat(of_node.change_days, of_namespace.change_days) AS change_days
+    FROM usage_daily_unnamed AS usage LEFT JOIN node_changes AS of_node USING (cluster, node)
+    LEFT JOIN namespace_changes AS of_namespace ON of_namespace.cluster = usage.cluster
+        AND of_namespace.namespace = coalesce(usage.namespace, usage.allocated_namespace)
+)"""
+"""SQL of the daily sums with the days on which the holder's node or namespace changes."""
 _DEVICES: Final = f"""
 CREATE OR REPLACE TEMP TABLE device_loads AS
 SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS since,
@@ -64,8 +71,7 @@ SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS
     sum(allocated_ns) FILTER (category = 'idle') / 6e10 AS allocated_minutes,
     sum(busy_ns) FILTER (category <> 'idle') > 0 AS is_used,
     max({MEMORY_MAX}) FILTER (category <> 'idle') AS memory_max
-FROM usage_daily_unnamed LEFT JOIN node_changes USING (cluster, node)
-WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
+FROM {_USAGE} WHERE {_WINDOW} AND {HOLDER} IS NOT NULL
 GROUP BY ALL HAVING sum(allocated_gpu_hours) > 0
 """  # noqa: S608  # our own names
 """SQL of each device by holder."""
@@ -102,7 +108,7 @@ SELECT identity, since, gpus, {", ".join(f"sum({name})::BIGINT AS {name}" for na
 FROM (
     SELECT hash(cluster, node, gpu_uuid) AS device, {HOLDER} AS holder, {{since}} AS since,
         {", ".join(_BUCKETS)}
-    FROM usage_daily_unnamed LEFT JOIN node_changes USING (cluster, node)
+    FROM {_USAGE}
     WHERE {_WINDOW} AND category <> 'idle' AND {HOLDER} IS NOT NULL
 ) JOIN holder_devices USING (device, holder, since)
 WHERE has_load GROUP BY identity, since, gpus

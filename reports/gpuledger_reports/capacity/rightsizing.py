@@ -387,9 +387,9 @@ REPORT: Final = Report(
         " device that was considered. `Saved GPU-h` counts only GPUs of the present model. In"
         " files, `saved_by_fewer_cost` is the part of the saving that fewer GPUs of the present"
         " model bring. A MIG instance saves the rest only if other pods use the other instances."
-        " New labels of a node count from the next day on, in UTC. A workload has no recommendation"
-        " if no smaller device fits, if it shares GPUs or never used them, or if its history is"
-        " too short."
+        " New labels of a node or namespace count from the next day on, in UTC. A workload has no"
+        " recommendation if no smaller device fits, if it shares GPUs or never used them, or if its"
+        " history is too short."
     ),
     examples={
         "The 20 changes that save the most": "--prices prices.yaml --top 20",

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from math import ceil
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from gpuledger_reports.capacity.asking import answer, open_store, options_of
 from gpuledger_reports.capacity.loads import BY
 from gpuledger_reports.capacity.report import Answer, Question
 from gpuledger_reports.capacity.rightsizing import REPORT
+from gpuledger_reports.capacity.waste import REPORT as WASTE
 from gpuledger_reports.pricing.policy import BillPolicy
 from gpuledger_reports.pricing.policy_file import parse_policy
 from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
@@ -32,6 +34,7 @@ from tests.unit.reports.stores import (
     Row,
     Value,
     allocated,
+    namespace_row,
     node_row,
     pod_row,
     usage_row,
@@ -470,6 +473,47 @@ def test_a_selection_has_the_loads_and_savings_of_its_devices_only(
 
     assert len(found([*rows, *others], {})) == 2
     assert found([*rows, *others], where) == found(rows, {}) != []
+
+
+@for_each("hours, pool_hour", [([50], 99), ([48, 50, 99], 99), ([30], 50)])
+def test_teams_and_pools_have_the_same_hours_as_in_the_report_waste(
+    hours: Sequence[int], pool_hour: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also if the labels of the namespace or node change, and with the load of their own days."""
+    teams = ["team-0", *(f"team-{hour}" for hour in hours)]
+    namespaces = [
+        namespace_row("ns", hour=hour, labels=f'{{"team": "{team}"}}')
+        for hour, team in zip((-24, *hours), teams, strict=True)
+    ]
+    nodes = [node_row(node_pool="small"), node_row(hour=pool_hour, node_pool="large")]
+    busy = [0, 10, 20, 30, 40, 60, 100]
+    of_days = [day_of(day, "p", [Minute(busy=each)] * 1440) for day, each in enumerate(busy)]
+    store = tmp_path_factory.mktemp("store")
+    write_store(
+        store,
+        usage_daily=[row for rows in of_days for row in rows],
+        usage_hourly=[allocated(hour, "p", model=H100) for hour in range(7 * 24)],
+        nodes=nodes,
+        namespaces=namespaces,
+    )
+
+    window = Window(BEGIN_US, BEGIN_US + 7 * DAY_US)
+    by = ("team", "pool")
+    of_waste: Mapping[str, Any] = {"idle_minutes": "60"}
+    options: Mapping[str, Any] = {"minimum_history": 1, "explain": None}
+    with duckdb.connect() as connection:
+        open_store(connection, str(store))
+        question = Question(window=window, by=by, policy=POLICY, options=of_waste)
+        waste = WASTE.read(connection, question).rows
+        question = Question(window=window, by=(*BY, *by), policy=POLICY, options=options)
+        found = REPORT.read(connection, question).rows
+    expected = {(row["team"], row["pool"]): row["allocated_gpu_hours"] for row in waste}
+    assert {(row["team"], row["pool"]): row["allocated_gpu_hours"] for row in found} == expected
+    assert (len(found), sum(expected.values())) == (len(expected), 7 * 24)
+    found = sorted(found, key=lambda row: row["utilization_max_ratio"])
+    ends = [*accumulate(row["history_days"] for row in found)]
+    assert ends[-1] == 7
+    assert [row["utilization_max_ratio"] * 100 for row in found] == [busy[end - 1] for end in ends]
 
 
 def test_the_largest_saving_comes_first() -> None:
