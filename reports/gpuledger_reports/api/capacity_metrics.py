@@ -16,7 +16,6 @@ from urllib.parse import urlencode
 
 import msgspec
 import structlog
-from prometheus_client import Gauge
 
 from gpuledger.clock import Sleeper, SystemClock
 from gpuledger_reports.api import metrics
@@ -38,7 +37,7 @@ class Headlines(NamedTuple):
 
     by: tuple[str, ...]
     """The dimensions of the rows, which are labels."""
-    columns: Mapping[str, tuple[Gauge, *tuple[str, ...]]]
+    columns: Mapping[str, tuple[metrics.CapacityGauge, *tuple[str, ...]]]
     """The metric of each column, with the values of its further labels."""
 
 

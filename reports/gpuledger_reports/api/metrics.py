@@ -1,7 +1,7 @@
 """Metrics of `gpuledger reports`: requests, durations, processes, cache."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -56,6 +56,8 @@ STATUSES: Final = ("200", "400", "500", "503", "504")
 count_from_zero(REQUESTS_TOTAL, page=PAGES, status=STATUSES)
 
 _GROUP: Final = ("cluster", "pool", "model")
+CapacityGauge: TypeAlias = Gauge
+"""The type of the following metrics. Only modules of metrics import `prometheus_client`."""
 CAPACITY_GPUS: Final = Gauge(
     "gpuledger_reports_capacity_gpus",
     "Number of GPUs in the last hour of complete usage, by state: `total`, `healthy`,"
