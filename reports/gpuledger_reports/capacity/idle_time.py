@@ -43,7 +43,7 @@ _WHOLE_HOUR: Final = (1 << 60) - 1
 _BLOCK_HOURS: Final = 48
 """A block of hours fits into the bits of one number. It begins at midnight."""
 _BLOCK_US: Final = _BLOCK_HOURS * HOUR_US
-SLICE_HOURS: Final = 600_000
+SLICE_HOURS: Final = 1_000_000
 """The approximate number of hours of devices that are in memory at once."""
 IN_WINDOW: Final = "hour >= make_timestamptz($begin_us) AND hour < make_timestamptz($end_us)"
 _DEVICE: Final = "hash(cluster, node, gpu_uuid)"
