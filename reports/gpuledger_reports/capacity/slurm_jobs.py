@@ -9,7 +9,8 @@ their own, unless they ended before the time at which the file begins.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -26,16 +27,19 @@ _COLUMNS: Final = (
     "Cluster,JobID,JobName,Account,Partition,QOS,Eligible,Start,End,Reason,ReqTRES,NodeList"
 )
 _ARRAY: Final = re.compile(r"(\d+)_\[([^]%]+)(?:%\d+)?\]")
-_TASKS: Final = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
+_TASKS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?")
 _GRES: Final = re.compile(r"gres/(gpu|shard|mps)(?::([^=,]+))?=(\d+)")
+_AMOUNT_DIGITS: Final = 9
 _SECONDS: Final = re.compile(r"[0-9]{1,11}")
 _HOSTS: Final = re.compile(r"\[(\d+)[^]]*\]")
+_MAX_JOBS: Final = 100_000
+"""Jobs and tasks in a file. With so many, a report needs about 1 GB of memory."""
 
 
 def read_slurm_jobs(text: str, name: str) -> list[Job]:
     """Return the jobs in a file, given the path and the option's name."""
     try:
-        with Path(text).open(encoding="utf-8", errors="replace") as file:
+        with Path(text).open(encoding="utf-8-sig", errors="replace") as file:
             return parse_sacct(file, name)
     except OSError as error:
         raise ArgumentError(name, f"cannot read {text}: {error.strerror}") from error
@@ -70,7 +74,8 @@ def parse_sacct(lines: Iterable[str], name: str) -> list[Job]:
             requested = _requested(row["ReqTRES"])
             requests.add(requested)
             job = _job(row, requested)
-            ids = [*_ids(row["JobID"])] if job else []
+            room = _MAX_JOBS - len(found) - len(pending)
+            ids = _ids(row["JobID"], room) if job else []
         except ValueError as error:
             raise ArgumentError(name, f"line {number}: {error}") from error
         # A task's own line replaces the task in the line of the array.
@@ -125,20 +130,28 @@ def _seconds(name: str, text: str) -> int | None:
     return int(text)
 
 
-def _ids(job_id: str) -> Iterator[str]:
-    """Yield the ids of all tasks of a pending array, such as `7_[1-5:2,9%3]`; else the id."""
-    if not job_id.endswith("]"):
-        yield job_id
-        return
+def _ids(job_id: str, room: int) -> list[str]:
+    """Return the ids of all tasks of a pending array, such as `7_[1-5:2,9%3]`; else the id.
+
+    Raises `ValueError` if there are more than `room`.
+    """
     array = _ARRAY.fullmatch(job_id)
-    for part in array[2].split(",") if array else [""]:
+    # `sacct` shortens long lists of tasks.
+    parts = array[2].split(",") if array else [""] if {"[", "]"} & {*job_id} else []
+    ranges = []
+    for part in parts:
         tasks = _TASKS.fullmatch(part)
-        if array is None or tasks is None:
+        if tasks is None:
             problem = f"cannot read the tasks of {shorten(job_id, 80)}"
             raise ValueError(f"{problem}; set SLURM_BITSTR_LEN=0 for `sacct`")
         first, last, step = tasks.groups()
-        for task in range(int(first), int(last or first) + 1, int(step or 1)):
-            yield f"{array[1]}_{task}"
+        ranges.append(range(int(first), int(last or first) + 1, int(step or 1)))
+    if (sum(map(len, ranges)) if array else 1) > room:
+        raise ValueError(
+            f"more than {_MAX_JOBS:,} jobs and tasks request GPUs; run `sacct` for a shorter time"
+            " range or for fewer partitions"
+        )
+    return [f"{array[1]}_{task}" for task in chain(*ranges)] if array else [job_id]
 
 
 def _requested(tres: str) -> str | None:
@@ -146,6 +159,8 @@ def _requested(tres: str) -> str | None:
     amounts = Counter[str]()
     total = of_types = instances = 0
     for kind, of_type, text in _GRES.findall(tres):
+        if len(text) > _AMOUNT_DIGITS:
+            raise ValueError(f"cannot read the GPUs in {shorten(tres, 80)!r}; run `sacct` again")
         profile = MIG_PROFILE.search(of_type)
         if kind != "gpu":
             amounts[f"gres/{kind}"] += int(text)

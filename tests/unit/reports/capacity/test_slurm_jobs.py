@@ -151,6 +151,7 @@ def test_gpus_of_types_are_part_of_all_gpus(tres: str, requested: str | None) ->
         ("7_[3]", ["7_3"]),
         ("7_[1-3%2]", ["7_1", "7_2", "7_3"]),
         ("7_[0-96:32,100,102-103]", ["7_0", "7_32", "7_64", "7_96", "7_100", "7_102", "7_103"]),
+        ("7_[0-900000:300000]", ["7_0", "7_300000", "7_600000", "7_900000"]),
         ("7+1", ["7+1"]),
     ],
 )
@@ -193,6 +194,24 @@ def test_columns_may_be_in_any_order_with_others_and_another_delimiter() -> None
             sacct({"JobID": "7_[1,3,...]"}),
             "line 2: cannot read the tasks of 7_[1,3,...]; set SLURM_BITSTR_LEN=0 for `sacct`",
         ),
+        *(
+            (
+                sacct({"JobID": job_id}),
+                f"line 2: cannot read the tasks of {job_id[:80]}",
+            )
+            for job_id in ("7_[1-3]x", "7_[1-3", "7_1-3]", f"7_[{'9' * 5000}]", f"7_[1-{10**9}]")
+        ),
+        (
+            sacct({"ReqTRES": f"gres/gpu={'9' * 5000}"}),
+            "line 2: cannot read the GPUs in 'gres/gpu=999",
+        ),
+        *(
+            (
+                sacct({}, {"JobID": job_id}),
+                "line 3: more than 100,000 jobs and tasks request GPUs; run `sacct` for a shorter",
+            )
+            for job_id in ("7_[0-99999999]", "7_[1-100000]", "7_[0-59999,60000-119999%9]")
+        ),
         (
             sacct({"ReqTRES": "billing=1,cpu=1"}),
             "no job requests GPUs; add gres/gpu to AccountingStorageTRES in slurm.conf",
@@ -204,6 +223,12 @@ def test_output_that_cannot_be_read_is_an_error_that_names_line_and_fix(
 ) -> None:
     with pytest.raises(ArgumentError, match=re.escape(f"slurm_jobs: {problem}")):
         parse_sacct(lines, "slurm_jobs")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "sacct.txt"
+    file.write_text("".join(sacct({})), encoding="utf-8-sig")
+    assert read_slurm_jobs(str(file), "") == parse_sacct(sacct({}), "")
 
 
 def test_a_missing_file_is_an_error() -> None:
