@@ -32,8 +32,8 @@ _GRES: Final = re.compile(r"gres/(gpu|shard|mps)(?::([^=,]+))?=(\d+)")
 _AMOUNT_DIGITS: Final = 9
 _SECONDS: Final = re.compile(r"[0-9]{1,11}")
 _HOSTS: Final = re.compile(r"\[(\d+)[^]]*\]")
-_MAX_JOBS: Final = 100_000
-"""Jobs and tasks in a file. With so many, a report needs about 1 GB of memory."""
+_MAX_JOBS: Final = 400_000
+"""Jobs and tasks in a file. With so many, a report needs 1 GB of memory, by team 2 GB."""
 
 
 def read_slurm_jobs(text: str, name: str) -> list[Job]:

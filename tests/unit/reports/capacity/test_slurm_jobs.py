@@ -208,9 +208,9 @@ def test_columns_may_be_in_any_order_with_others_and_another_delimiter() -> None
         *(
             (
                 sacct({}, {"JobID": job_id}),
-                "line 3: more than 100,000 jobs and tasks request GPUs; run `sacct` for a shorter",
+                "line 3: more than 400,000 jobs and tasks request GPUs; run `sacct` for a shorter",
             )
-            for job_id in ("7_[0-99999999]", "7_[1-100000]", "7_[0-59999,60000-119999%9]")
+            for job_id in ("7_[0-99999999]", "7_[1-400000]", "7_[0-299999,300000-599999%9]")
         ),
         (
             sacct({"ReqTRES": "billing=1,cpu=1"}),
