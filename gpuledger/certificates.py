@@ -123,7 +123,7 @@ def load_own(
 def trusting(*, setting: str, file: Path | None) -> tuple[ssl.SSLContext, list[Validity]]:
     """Return a client's TLS context, and the validity of the CA certificates that it trusts.
 
-    They are only those in the file, or the system's if there is no file. Raises `SettingsError`.
+    It trusts only those in the file; without a file, those of the system. Raises `SettingsError`.
     """
     if file is None:
         return ssl.create_default_context(), []

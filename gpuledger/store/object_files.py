@@ -40,6 +40,12 @@ def require_store_uri(uri: str) -> None:
         raise ValueError("not an absolute path; write file:///path")
 
 
+def is_object_store(uri: str) -> bool:
+    """Return whether a store is on an object store, and not on a local disk."""
+    scheme, is_uri, _ = uri.partition("://")
+    return bool(is_uri) and scheme in PROTOCOLS
+
+
 class FileRegistry(Protocol):
     """The part of a DuckDB connection that is used here."""
 
@@ -51,8 +57,7 @@ def open_object_files(
     connection: FileRegistry, store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> None:
     """Let a DuckDB connection read a store's files; does nothing if they are on a local disk."""
-    protocol, found, _ = store_uri.partition("://")
-    if not found or protocol not in PROTOCOLS:
+    if not is_object_store(store_uri):
         return
     # Importing obstore takes a tenth of a second, which is unnecessary for a local store.
     from obstore.fsspec import FsspecStore  # noqa: PLC0415  # see above
@@ -67,7 +72,7 @@ def open_object_files(
     connection.register_filesystem(
         # Not cached, because an earlier store with the same protocol may have other options.
         file_system(
-            protocol,
+            store_uri.partition("://")[0],
             config=known,
             client_options=from_environment | client,
             skip_instance_cache=True,

@@ -186,7 +186,7 @@ def create_changes(connection: duckdb.DuckDBPyConnection, window: Window) -> Non
     """Create the temporary tables `node_changes`, `namespace_changes` and `changes` of identities.
 
     Their column `change_days` has the days in a window from which another description counts.
-    Without such days there is no row. `create_identities` has created `identities`.
+    Objects without such days have no row. Call `create_identities` first.
     """
     for versions, keys, columns, with_descriptions in _VERSIONED:
         rows = f"(SELECT DISTINCT {keys}, in_force_from AS time FROM {versions})"  # noqa: S608  # our own names

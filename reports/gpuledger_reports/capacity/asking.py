@@ -12,7 +12,7 @@ from typing import Final
 import duckdb
 
 from gpuledger.errors import ArgumentError
-from gpuledger.store.object_files import PROTOCOLS
+from gpuledger.store.object_files import is_object_store
 from gpuledger.store.query import relation
 from gpuledger.store.usage_schema import USAGE_HOURLY
 from gpuledger.store.views import create_views, valid_through
@@ -80,9 +80,9 @@ def open_store(
     # DuckDB would show the progress of long queries on standard output.
     connection.execute("SET enable_progress_bar = false")
     # Reports read the same files many times. Files on disk are in the operating system's cache.
-    is_remote = store.partition("://")[0] in PROTOCOLS
+    keeps_files = is_object_store(store)
     connection.execute(
-        f"SET parquet_metadata_cache = true; SET enable_external_file_cache = {is_remote}"
+        f"SET parquet_metadata_cache = true; SET enable_external_file_cache = {keeps_files}"
     )
     with _reading():
         files = create_views(connection, store, options)[USAGE_HOURLY.name]

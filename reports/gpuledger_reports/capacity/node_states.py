@@ -17,6 +17,7 @@ from gpuledger_reports.capacity.allocations import USAGE, usage_limits
 from gpuledger_reports.capacity.cordons import CORDONS
 from gpuledger_reports.capacity.packing import NodeState, Pod
 from gpuledger_reports.capacity.report import GPU_DIMENSIONS, Question
+from gpuledger_reports.capacity.shares import WHOLE_FROM
 from gpuledger_reports.capacity.unusable import WHOLE, Shape
 from gpuledger_reports.reading.times import HOUR_US, Window, time_text
 
@@ -27,8 +28,6 @@ _MINUTE: Final = 30
 _MAX_SHAPES: Final = 100
 """Maximum number of different shapes in a mix, the most frequent first."""
 _MINUTE_US: Final = 60_000_000
-_WHOLE_FROM: Final = 0.8
-"""Larger parts count as the whole GPU: the first and last minutes of a run may be partial."""
 _COMMON_MINUTES: Final = 2
 """A part of a GPU is a share if other parts were allocated or free in more of the same minutes. A
 run that has the whole GPU may have its first and last minute in common with other runs."""
@@ -262,7 +261,7 @@ def _sql_names(question: Question, hours: Sequence[int]) -> dict[str, str | floa
         "is_device": _IS_DEVICE,
         "holder": _HOLDER,
         "whole": WHOLE,
-        "whole_from": _WHOLE_FROM,
+        "whole_from": WHOLE_FROM,
         "common_minutes": _COMMON_MINUTES,
         "rounding_percent": _ROUNDING_PERCENT,
         "minute": _MINUTE,

@@ -382,7 +382,7 @@ REPORT: Final = Report(
         " rounded up to the bound of a bucket. A minute without a process counts as 0 %. A GPU that"
         " a pod never used does not count toward the load. A recommended device has headroom: in"
         " 99 % of minutes, the workload needs at most 90 % of the device's memory, and in 95 %"
-        " of minutes, at most 80 % of its utilization and bandwidth. The speeds of other models"
+        " of minutes, its utilization and bandwidth are at most 80 %. The speeds of other models"
         " are from data sheets. `Risk` rates the change; `--explain` lists the risks and every"
         " device that was considered. `Saved GPU-h` counts only GPUs of the present model. In"
         " files, `saved_by_fewer_cost` is the part of the saving that fewer GPUs of the present"

@@ -14,6 +14,8 @@ import duckdb
 from gpuledger.store.distributions import BUSY
 from gpuledger_reports.reading.times import Window
 
+WHOLE_FROM: Final = 0.8
+"""Larger parts count as the whole GPU: the first and last minutes of a run may be partial."""
 # `busy_minutes_…` count the minutes of known use in which a row's pod held the device.
 _DEVICES: Final = f"""
 WITH devices AS NOT MATERIALIZED (
@@ -25,7 +27,7 @@ WITH devices AS NOT MATERIALIZED (
         AND day >= date_trunc('day', make_timestamptz($begin_us))
 ), sized AS NOT MATERIALIZED (
     SELECT cluster, pod_uid, day, minutes,
-        fraction * CASE WHEN minutes > 2 AND held < least(0.8 * minutes, minutes - 2)
+        fraction * CASE WHEN minutes > 2 AND held < least({WHOLE_FROM} * minutes, minutes - 2)
                 THEN held / (minutes - 1)
             WHEN fraction < 1 OR (minutes > 2 AND held <= minutes + 1) THEN 1 END AS gpus
     FROM devices

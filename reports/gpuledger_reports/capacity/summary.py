@@ -66,7 +66,7 @@ def _idle(_: Known, __: Sequence[str]) -> str:
 
 def _by_fewer(known: Known, _: Sequence[str]) -> str | None:
     saved = sum(row["saved_by_fewer_cost"] or 0.0 for _, row in known)
-    return f"{_number(saved)} of it without GPUs that are never used" if saved else None
+    return f"{_number(saved)} of it from GPUs that are never used" if saved else None
 
 
 def _of_instances(row: Row) -> str:
@@ -74,7 +74,7 @@ def _of_instances(row: Row) -> str:
     if row["recommended_mig_profile"] is None:
         return ""
     fewer = row["saved_by_fewer_cost"]
-    part = f"{_number(fewer)} of it without GPUs that are never used, the rest " if fewer else ""
+    part = f"{_number(fewer)} of it from GPUs that are never used, the rest " if fewer else ""
     return f"; {part}only if other pods use the other MIG instances"
 
 

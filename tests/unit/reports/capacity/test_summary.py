@@ -151,11 +151,11 @@ def test_the_saving_by_an_instance_depends_on_the_use_of_the_others() -> None:
     found, *actions = summary(report("rightsizing", rows)).rows
     assert (found["value"], found["about"]) == (
         4166.0,
-        "2,272 of it without GPUs that are never used",
+        "2,272 of it from GPUs that are never used",
     )
     condition = "only if other pods use the other MIG instances"
     assert [row["about"].removeprefix("1 GPU-hours less; risk: low") for row in actions] == [
-        f"; 2,232 of it without GPUs that are never used, the rest {condition}",
+        f"; 2,232 of it from GPUs that are never used, the rest {condition}",
         f"; {condition}",
         "",
     ]
